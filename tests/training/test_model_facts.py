@@ -62,6 +62,7 @@ def prepared(tokenizer: Path, output: Path, **more: Any) -> None:
         [{"text": text} for text in TEXTS],
         tokenizer=str(tokenizer),
         output=output,
+        processes=1,
         progress=False,
         **more,
     )

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, final
+from typing import TYPE_CHECKING, Any, Protocol, Self, final
 from weakref import WeakSet
 
 import torch
@@ -20,11 +20,15 @@ from penstock.core.errors import IsolationError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models.cache import LayerAttend, SequenceCache
+from penstock.models.facts import ModelFacts
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.row_tensors import RowTensors
 from penstock.plan.inputs import RowSlice
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.requirements import InputRequirements
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _log = logging.getLogger("penstock.models")
 _warned: "WeakSet[LanguageModel]" = WeakSet()
@@ -98,6 +102,21 @@ class LanguageModel(Protocol):
     known.
     """
 
+    facts: ModelFacts
+    """What the folder of its weights says; empty where they were made here."""
+
+    @property
+    def lora_module(self) -> nn.Module | None:
+        """The module that gets LoRA, and by whose names its parts are chosen; None: it can have
+        none.
+        """
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Its embedding, or what stands for one, under transformers' name."""
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """Its output matrix, under transformers' name; None: it has none of its own."""
+
     @property
     def uses_our_attention(self) -> bool:
         """Whether only attention mixes tokens, and it is ours."""
@@ -137,7 +156,9 @@ class LanguageModel(Protocol):
         it.
         """
 
-    def slice_tensors(self, part: RowSlice, group: Any = None, backend: str = "auto") -> RowTensors:
+    def slice_tensors(
+        self, part: RowSlice, group: "ProcessGroup | None" = None, backend: str = "auto"
+    ) -> RowTensors:
         """This rank's part of a row that the ranks of a group share; refused if the model mixes
         tokens otherwise than by our attention.
         """

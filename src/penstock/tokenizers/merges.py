@@ -107,7 +107,7 @@ def learn_merges(
     Returns:
         All ids as `entries` gives them, and the pairs of ids to merge, in order.
     """
-    spelled = [spell_byte_level(entry) or b"" for entry in entries]
+    spelled = [token or b"" for token in spell_byte_level(entries)]
     ids = np.zeros(256, np.int32)
     for place, token in enumerate(spelled):
         if len(token) == 1:

@@ -302,7 +302,7 @@ def _list_field(record: JsonMapping, settings: LayoutSettings) -> str | None:
     return next((name for name in found if not _is_messages(record[name])), None)
 
 
-def _is_messages(items: list[Any]) -> bool:
+def _is_messages(items: Sequence[object]) -> bool:
     return (
         bool(items) and isinstance(items[0], Mapping) and ("role" in items[0] or "from" in items[0])
     )

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from penstock.chat import Template
 from penstock.core.errors import ConfigError
@@ -178,7 +178,7 @@ class PrepareSettings:
             else lambda damage: found.append(asdict(damage))
         )
 
-    def accepts(self, rejects: int, damaged: Sequence[Any]) -> bool:
+    def accepts(self, rejects: int, damaged: Sequence[object]) -> bool:
         """Whether these settings allow a result with this number of rejects and these damaged
         files.
         """

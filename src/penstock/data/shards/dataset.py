@@ -146,7 +146,7 @@ class Dataset:
         check_batches(path, manifest, table.batches)
         return cls(path, manifest, table)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _reopened, (self.address.full if self.address else self.path, self._cache)
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping
 from penstock.core.ragged import Ragged
 from penstock.core.suggestions import suggests
 from penstock.data.shards.dataset import Dataset
@@ -46,7 +47,7 @@ def write_dataset(
     fills: Mapping[str, float] | None = None,
     trees: Sequence[Tree | None] | None = None,
     chat: ChatInfo | None = None,
-    sampling: Mapping[str, Any] | None = None,
+    sampling: JsonMapping | None = None,
 ) -> Dataset:
     """Write a complete dataset from documents in memory, and open it.
 

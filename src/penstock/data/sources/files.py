@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from penstock.core.errors import RecordError
 from penstock.core.urls import Address, shown_url
-from penstock.data.sources.compression import COMPRESSIONS, Reader, decompressed
+from penstock.data.sources.compression import COMPRESSIONS, RawFile, Reader, Streams, decompressed
+from penstock.data.sources.records import Fields
 from penstock.data.sources.signatures import HEAD_BYTES, Signature, recognise
 from penstock.data.stores.copies import Copied, copied, open_copied
 from penstock.data.stores.remote_files import RemoteFile, Unreadable, read_range
@@ -196,6 +197,56 @@ def other_content(file: SourceFile) -> str:
     return f"; it is {found.name}" if found is not None and found.format is None else ""
 
 
+@dataclass(frozen=True, slots=True)
+class WholeFilePart(FilePart):
+    """A whole file as one part."""
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+        return self.file.path
+
+    @property
+    def identity(self) -> str:
+        """Identity of the input (path and range), independent of its bytes."""
+        return self.file.key
+
+    @property
+    def size_bytes(self) -> int:
+        """Raw bytes, for progress."""
+        return self.file.size_bytes
+
+    def extents(self) -> tuple[Extent, ...]:
+        """The bytes of a local file that determine the result."""
+        return whole_file(self.file)
+
+
+@dataclass(frozen=True, slots=True)
+class RangePart(FilePart):
+    """The records that begin in bytes [begin, end) of a file; all records of a compressed file."""
+
+    fields: Fields
+    begin: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        """Name for messages: the file, and the range if there are several."""
+        return (
+            f"{self.file.path} [bytes {self.begin}:{self.end}]" if self.is_range else self.file.path
+        )
+
+    @property
+    def is_range(self) -> bool:
+        """Whether other parts read the rest of the file."""
+        return self.begin > 0 or self.end < self.file.size_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Raw bytes, for progress."""
+        return self.end - self.begin
+
+
 def whole_file(file: SourceFile) -> tuple[Extent, ...]:
     """All bytes of a local file; empty for a remote file, which could only be compared by
     downloading it.
@@ -270,7 +321,7 @@ def _read_local(descriptor: int, begin: int, amount: int) -> bytes:
 class Stream:
     """Decompressed bytes of one file, front to back."""
 
-    def __init__(self, file: SourceFile, raw: Any) -> None:
+    def __init__(self, file: SourceFile, raw: RawFile) -> None:
         self._file, self._raw = file, raw
         self._inner: Reader = (
             decompressed(raw, file.compression, file.path) if file.compression else raw
@@ -290,7 +341,7 @@ class Stream:
                 "it is empty, and no compressed file is, not even that of empty content"
             )
         try:
-            data: bytes = self._inner.read(amount)
+            data = self._inner.read(amount)
             if not self._is_sure:
                 data = self._made_sure(data, amount)
         except Unreadable as error:
@@ -318,9 +369,8 @@ class Stream:
 
     def raw_position(self) -> int:
         """Bytes of the file read so far, before decompression."""
-        return min(
-            int(self._raw.tell()) - getattr(self._inner, "waiting", 0), self._file.size_bytes
-        )
+        waiting = self._inner.waiting if isinstance(self._inner, Streams) else 0
+        return min(self._raw.tell() - waiting, self._file.size_bytes)
 
 
 def wrong_name(file: SourceFile, found: Signature) -> str:

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self, TypeVar, final
 
 from penstock.core.errors import StoreError
@@ -98,12 +97,7 @@ class DaemonPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         if error is not None:
             self.cancel()
         if error is None or isinstance(error, Exception):

@@ -22,6 +22,7 @@ from typing import Any, final
 
 from penstock.core.errors import OutputError, StateError
 from penstock.core.json_files import json_text
+from penstock.core.json_values import JsonObject
 from penstock.core.terminal import Progress
 from penstock.learn.evaluation.subject import Subject
 from penstock.learn.evaluation.tasks import Answer, Task
@@ -60,9 +61,9 @@ class Results:
     notes: Sequence[str] = ()
     """Remarks that readers of the score must know."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The results, JSON-ready: NaN becomes null."""
-        found: dict[str, Any] = _plain(asdict(self))
+        found: JsonObject = _plain(asdict(self))
         return found
 
     @classmethod
@@ -241,7 +242,7 @@ def run_task(
     )
 
 
-def _header(task: Task, subject: Subject) -> dict[str, Any]:
+def _header(task: Task, subject: Subject) -> JsonObject:
     settings = {
         name: value
         for name, value in asdict(task.settings).items()
@@ -276,7 +277,7 @@ def _open(path: Path, header: dict[str, object]) -> dict[str, Answer]:
         ) from None
 
 
-def _line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _line(path: Path, number: int, line: bytes) -> JsonObject:
     try:
         found = json.loads(line)
     except ValueError:

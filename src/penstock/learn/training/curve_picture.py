@@ -79,7 +79,7 @@ def write_png(panels: Sequence[Panel], output: Path, view: View) -> None:
         OSError: The file cannot be written.
     """
     try:
-        figure_of: Any = import_module("matplotlib.figure").Figure
+        figure_of = import_module("matplotlib.figure").Figure
     except ImportError:
         raise MissingExtraError("matplotlib", "plot") from None
     columns = min(2, len(panels))
@@ -90,7 +90,7 @@ def write_png(panels: Sequence[Panel], output: Path, view: View) -> None:
     ):
         _draw(axes, panel, view)
     names = {curve.number: curve.run for panel in panels for curve in panel.curves}
-    line: Any = import_module("matplotlib.lines").Line2D
+    line = import_module("matplotlib.lines").Line2D
     handles = [
         line([], [], color=colour(number), label=name) for number, name in sorted(names.items())
     ]

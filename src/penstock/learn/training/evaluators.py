@@ -14,13 +14,14 @@ are not saved; run `penstock eval` on a checkpoint of the run to see them.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 import numpy as np
 from torch.distributed.tensor import DTensor
 
 from penstock.chat import load_template
 from penstock.core.errors import ConfigError, FormatError
+from penstock.core.json_values import JsonObject
 from penstock.data.shards import ChatInfo, Corpus
 from penstock.learn.evaluation.results import weighted_mean
 from penstock.learn.evaluation.subject import Subject
@@ -35,7 +36,6 @@ from penstock.learn.training.held_out_preference import HeldOutPreference
 from penstock.learn.training.own import EvaluatorOfOwn
 from penstock.learn.training.stop import Stop, Watched, never
 from penstock.models import LanguageModel
-from penstock.models.facts import facts_of
 from penstock.models.without_dropout import evaluating
 from penstock.tokenizers import Tokenizer
 
@@ -94,7 +94,7 @@ class Samples:
         sequence_length: int,
         model: LanguageModel,
     ) -> None:
-        facts = facts_of(model).with_data(datasets)
+        facts = model.facts.with_data(datasets)
         tokenizer, _, self._stop_ids = shipped(
             name, datasets, "nothing can be written", facts.stop_ids
         )
@@ -112,7 +112,7 @@ class Samples:
                     f"needs 1 to {self._length - 1} to begin with"
                 )
 
-    def __call__(self, model: LanguageModel, stop: Callable[[], bool]) -> dict[str, Any]:
+    def __call__(self, model: LanguageModel, stop: Callable[[], bool]) -> JsonObject:
         """Prompt and generated text, by prompt number. Takes a second or two, so `stop` is
         ignored.
         """
@@ -158,7 +158,7 @@ class TaskScore:
         ranks: Ranks,
     ) -> None:
         assert settings.task is not None
-        facts = facts_of(model).with_data(datasets)
+        facts = model.facts.with_data(datasets)
         tokenizer, chats, stop_ids = shipped(name, datasets, "no task can be given", facts.stop_ids)
         if settings.task.chat and not chats:
             raise ConfigError(f"evaluator {name!r}: no source is of chats; set task.chat to false")
@@ -186,7 +186,7 @@ class TaskScore:
         self.made_from = {"problems": digest_of(self._problems)}
         """Digest of the problems, for comparing ranks."""
 
-    def __call__(self, model: LanguageModel, stop: Stop = never) -> dict[str, Any]:
+    def __call__(self, model: LanguageModel, stop: Stop = never) -> JsonObject:
         """See the class."""
         together = any(isinstance(weights, DTensor) for weights in model.parameters())
         rank, shares = (0, 1) if together else (self._ranks.place.rank, self._ranks.place.size)
@@ -212,7 +212,7 @@ class TaskScore:
 class Evaluator(Protocol):
     """One evaluation of a model."""
 
-    def __call__(self, model: LanguageModel, stop: Stop) -> dict[str, Any]:
+    def __call__(self, model: LanguageModel, stop: Stop) -> JsonObject:
         """Figures by name, the same on every rank; texts are for people. Empty if `stop` became
         true.
         """
@@ -285,7 +285,7 @@ def evaluate(
     model: LanguageModel,
     stop: Callable[[], bool] = never,
     say: Callable[[str], None] | None = None,
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[JsonObject, list[str]]:
     """Run some evaluators.
 
     When `stop` becomes true, the running evaluation is dropped, because a checkpoint must be
@@ -303,7 +303,7 @@ def evaluate(
         Figures as "name/figure", with the seconds each took, and the names of those that were not
         finished.
     """
-    figures: dict[str, Any] = {}
+    figures: JsonObject = {}
     if not names:
         return figures, []
     with evaluating(model):

@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import replace
-from typing import Any, cast, final
+from typing import cast, final
 
 import torch
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.data.shards import Corpus
 from penstock.data.shards.format.manifest import TokenizerInfo
 from penstock.learn.training.checks import check_ids
@@ -102,7 +103,7 @@ class HeldOutLoss:
         check_ids(model, loader)
         require_token_targets(loader, "the held-out loss")
 
-    def __call__(self, model: LanguageModel, stop: Stop = never) -> dict[str, Any]:
+    def __call__(self, model: LanguageModel, stop: Stop = never) -> JsonObject:
         """See the class."""
         nats = weights = 0.0
         taken = tokens = 0
@@ -137,7 +138,7 @@ class HeldOutLoss:
 
     def _figures(
         self, nats: float, weights: float, parts: dict[str, tuple[float, float]]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         found = means(parts)
         # The sum of weights may be far below 1, and the loss is still a mean.
         loss = nats / weights if weights else 0.0
@@ -146,7 +147,7 @@ class HeldOutLoss:
             loss = sum(shares[name] * found[name] for name in seen) / sum(
                 shares[name] for name in seen
             )
-        figures: dict[str, Any] = {"loss": loss, "targets": weights, **found}
+        figures: JsonObject = {"loss": loss, "targets": weights, **found}
         if self._alone:
             figures["packing"] = ONE_A_ROW
         text_bytes = _text_bytes(self._sources[0])

@@ -13,10 +13,11 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Protocol, Self, final
 
 from penstock.core.errors import FormatError, OutputError
+from penstock.core.json_values import JsonObject
 from penstock.learn.training.figure_names import is_evaluation
 from penstock.learn.training.progress_line import ProgressLine
 from penstock.learn.training.trackers import TensorBoard, WandB
@@ -72,7 +73,7 @@ class Metrics:
         shown: bool = True,
         progress: bool = True,
     ) -> None:
-        self.last: dict[str, Any] = {}
+        self.last: JsonObject = {}
         self._total, self._every, self._shown = total_steps, every, shown and progress
         self._usual: float | None = None
         self._tokens: int | None = None
@@ -91,18 +92,13 @@ class Metrics:
             self._line.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._shown:
             self._line.stop()
         for writer in self._writers:
             writer.close()
 
-    def see(self, record: Record) -> dict[str, Any]:
+    def see(self, record: Record) -> JsonObject:
         """Take a step's record, with `step` and cumulative `tokens`, and `seconds` and
         `wait_seconds` of the step.
 
@@ -118,12 +114,12 @@ class Metrics:
                 writer.see(self.last)
         return self.last
 
-    def _completion(self, record: Record) -> dict[str, Any]:
+    def _completion(self, record: Record) -> JsonObject:
         seconds = record["seconds"] + record["wait_seconds"]
         self._usual = (
             seconds if self._usual is None else MEMORY * self._usual + (1 - MEMORY) * seconds
         )
-        added: dict[str, Any] = {
+        added: JsonObject = {
             "percent": round(100 * record["step"] / self._total, 3),
             "seconds_left": round(self._usual * (self._total - record["step"]), 1),
         }
@@ -174,7 +170,7 @@ class JsonLines:
             self._file.close()
 
 
-def read_metrics(run: Path) -> list[dict[str, Any]]:
+def read_metrics(run: Path) -> list[JsonObject]:
     """All records of a run, in order, without a last line that a kill truncated.
 
     Args:
@@ -218,7 +214,7 @@ def _keep_until(path: Path, done: int) -> None:
     os.replace(partial, path)
 
 
-def _record(line: str) -> dict[str, Any] | None:
+def _record(line: str) -> JsonObject | None:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, final
 
+from penstock.core.json_values import JsonMapping
 from penstock.core.terminal import PLAIN_SECONDS, clock, time_columns, visible
 from penstock.learn.training.figure_names import is_evaluation
 
@@ -40,7 +41,7 @@ class ProgressLine:
                 "training", total=self._total, completed=self._done, note=""
             )
 
-    def show(self, record: Mapping[str, Any]) -> None:
+    def show(self, record: JsonMapping) -> None:
         """Show a record."""
         step, last = record["step"], record["step"] == self._total
         evaluations = evaluation_lines(record)
@@ -70,7 +71,7 @@ class ProgressLine:
             self._live.stop()
 
 
-def note(record: Mapping[str, Any], room: int | None = None) -> str:
+def note(record: JsonMapping, room: int | None = None) -> str:
     """`loss 3.214 · distill 0.42 · rate 1.0e-03 · 12.3 k tok/s · data 2%`: those parts that a
     record has.
 

@@ -10,6 +10,7 @@ from typing import Any, final
 import yaml
 
 from penstock.core.errors import MissingExtraError
+from penstock.core.json_values import JsonMapping
 
 
 @final
@@ -39,7 +40,7 @@ class TensorBoard:
             text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
             self._writer.add_text("run file", indent(text, "    "), done)
 
-    def see(self, record: Mapping[str, Any]) -> None:
+    def see(self, record: JsonMapping) -> None:
         """Write the numbers and texts of a record."""
         for name, value in _figures(record):
             self._writer.add_scalar(name, value, record["step"])

@@ -27,6 +27,7 @@ from penstock.core.randomness import key_for
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage, RowMedia
 from penstock.models.cache import Cache, LayerAttend
+from penstock.models.facts import ModelFacts
 from penstock.models.image_features import FeatureCache
 from penstock.models.language_model import PackingVerdict
 from penstock.models.lora.settings import LoraSettings, NewRows
@@ -71,6 +72,7 @@ class Transformer(nn.Module):
         lora: The LoRA that trains next to it; see `add_lora`.
         new_rows: Rows for entries that its tokenizer gained.
         origin: The run or folder that its weights came from; None: they are new.
+        facts: What its folder says; empty if its weights were made here.
         blocks: `layers` blocks, the last of which is the head of distance 1, then one for each
             further distance.
         draws: Whether stochastic blocks draw their mixer in training; False: they take their main
@@ -87,6 +89,7 @@ class Transformer(nn.Module):
         self.lora: LoraSettings | None = None
         self.new_rows: NewRows | None = None
         self.origin: str | None = None
+        self.facts = ModelFacts()
         self.embedding = nn.Embedding(settings.vocab_size, settings.width)
         kinds = [settings.block(layer) for layer in range(settings.num_blocks)]
         self.blocks = nn.ModuleList(Block(settings, kind) for kind in kinds)
@@ -386,6 +389,15 @@ class Transformer(nn.Module):
     def get_input_embeddings(self) -> nn.Module:
         """The embedding, under transformers' name: `check_isolation` needs it to trace tokens."""
         return self.embedding
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The output matrix; None: it is the embedding."""
+        return self.unembedding
+
+    @property
+    def lora_module(self) -> nn.Module:
+        """Itself."""
+        return self
 
     @property
     def vocab_size(self) -> int:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, final, overload
 
 import numpy as np
 
-from penstock.core.arrays import Int32, Int64, Records
+from penstock.core.arrays import Array, Int32, Int64, Records
 from penstock.core.errors import ConfigError
 from penstock.media.rows import RowMedia
 from penstock.plan.inputs.joining import joined_reach, shifted
@@ -75,7 +75,7 @@ class FilledRows(Sequence[ModelInput]):
     def __len__(self) -> int:
         return len(self._row_starts) - 1
 
-    def arrays(self) -> StepFields[np.ndarray[Any, Any]]:
+    def arrays(self) -> StepFields[Array]:
         """All rows in one array for each field; see `Step.arrays`."""
         need = self._need
         # A few Python integers: NumPy would take a microsecond for each sum.

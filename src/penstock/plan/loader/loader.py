@@ -397,10 +397,7 @@ class Loader:
         any.
         """
         pairs = zip(self.mixture.sources, self._plan.rewritings, strict=True)
-        added = {
-            source.name: getattr(rewriting.objective, "added_tokens", ())
-            for source, rewriting in pairs
-        }
+        added = {source.name: rewriting.added_tokens for source, rewriting in pairs}
         return {name: max(ids) for name, ids in added.items() if ids}
 
     def new_plan(self) -> Plan:

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any, cast, final, overload
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import MissingExtraError
+from penstock.core.json_values import JsonObject
 from penstock.core.notebook import card
 from penstock.plan.inputs.model_input import ModelInput, StepFields
 
@@ -52,9 +54,9 @@ class Step:
         rows: "FilledRows",
         loss_denominators: tuple[float, ...],
         num_tokens: int,
-        resume_state: Callable[[], dict[str, Any]],
+        resume_state: Callable[[], JsonObject],
         units: dict[str, int] | None = None,
-        place: Callable[[], dict[str, Any]] = dict,
+        place: Callable[[], JsonObject] = dict,
     ) -> None:
         self._place = place
         self.units = units or {}
@@ -89,14 +91,14 @@ class Step:
         return self.loss_denominators[0]
 
     @property
-    def resume_state(self) -> dict[str, Any]:
+    def resume_state(self) -> JsonObject:
         """State of the loader after this step, whatever was prefetched: JSON-serialisable, a
         kilobyte or two.
         """
         return self._resume_state()
 
     @property
-    def place(self) -> dict[str, Any]:
+    def place(self) -> JsonObject:
         """Where each source stands after this step, for a loader with other data:
         `Loader(continue_from=step.place)`.
 
@@ -105,7 +107,7 @@ class Step:
         """
         return self._place()
 
-    def arrays(self) -> StepFields[np.ndarray[Any, Any]]:
+    def arrays(self) -> StepFields[Array]:
         """This rank's rows in one array for each field, without a copy: R rows of T slots, D target
         distances.
 
@@ -133,7 +135,7 @@ class Step:
 
         return cast("StepFields[torch.Tensor]", as_tensors({**self.arrays()}, device, non_blocking))
 
-    def jax(self, device: Any = None) -> "StepFields[jax.Array]":
+    def jax(self, device: object = None) -> "StepFields[jax.Array]":
         """`arrays` as JAX arrays on a device or sharding; None: JAX's default device."""
         try:
             import jax

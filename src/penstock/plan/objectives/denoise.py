@@ -106,7 +106,7 @@ class Denoise:
 
     def __post_init__(self) -> None:
         for name in ("tasks", "sentinels"):
-            listed: Any = getattr(self, name)
+            listed = getattr(self, name)
             if isinstance(listed, str) or not isinstance(listed, Iterable | None):
                 raise ConfigError(f"Denoise: {name} is {listed!r}; expected a list")
         object.__setattr__(self, "tasks", tuple(self.tasks))

@@ -90,7 +90,7 @@ def open_teachers(
 def student_tokenizer(data: DataSettings) -> "Tokenizer":
     """The tokenizer stored with the sources."""
     for source in data.sources:
-        found: Tokenizer | None = getattr(source.path, "loaded_tokenizer", None)
+        found = source.open().loaded_tokenizer
         if found is not None:
             return found
     raise ConfigError(

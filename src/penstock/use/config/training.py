@@ -6,15 +6,16 @@ run's folder is created only after all of them succeed. A dry run does the same 
 reads the checkpoint that it would resume, and writes nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import torch
 
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.folders import check_unlocked
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.urls import shown_urls
 from penstock.core.yaml_files import parse_yaml, read_yaml, write_yaml
 from penstock.learn.training import RunFolder, Trainer, TrainSettings
@@ -37,7 +38,7 @@ from penstock.learn.training.run_folder import (
 from penstock.learn.training.run_state import count_steps
 from penstock.models import ModelSettings, merge_lora, use_recurrent
 from penstock.models.building import HUGGING_FACE, build_model
-from penstock.models.facts import facts_of, with_facts
+from penstock.models.facts import with_facts
 from penstock.models.lora.lora import add_lora, remove_lora
 from penstock.models.saving import load_model
 from penstock.plan.inputs.requirements import InputRequirements
@@ -73,7 +74,7 @@ class Given:
     """Fields that rows must have in addition to the model's."""
     companion: Companion | None = None
     """Makes additional data for each row; see `Loader`."""
-    filling: Mapping[str, Any] = field(default_factory=lambda: {"threads": FILLING_THREADS})
+    filling: JsonMapping = field(default_factory=lambda: {"threads": FILLING_THREADS})
     """Loader settings that do not affect the rows: threads, prefetch and so on."""
 
 
@@ -92,7 +93,7 @@ def make_trainer(
     output: Path | None,
     resume: bool,
     ranks: "Ranks",
-    say: Any,
+    say: Callable[[str], None],
     dry_run: bool = False,
     given: Given = NOTHING,
 ) -> "Trainer":
@@ -156,7 +157,7 @@ def make_trainer(
         return trainer
     with in_step():
         if ranks.is_first and not dry_run:
-            facts = facts_of(trainer.model).with_data(datasets, say)
+            facts = trainer.model.facts.with_data(datasets, say)
             begin_run(
                 output,
                 text,
@@ -186,7 +187,11 @@ def _common(settings: RunSettings) -> dict[str, str]:
 
 
 def _continued(
-    settings: RunSettings, output: Path | None, resume: bool, ranks: "Ranks", say: Any
+    settings: RunSettings,
+    output: Path | None,
+    resume: bool,
+    ranks: "Ranks",
+    say: Callable[[str], None],
 ) -> "Continued | None":
     """What the run takes, or has taken when it began, from another run; None: nothing.
 
@@ -207,7 +212,7 @@ def _continued(
 
 
 def _found_beginning(
-    settings: RunSettings, output: Path | None, resume: bool, say: Any
+    settings: RunSettings, output: Path | None, resume: bool, say: Callable[[str], None]
 ) -> "Continued | None":
     asked = None if settings.training is None else settings.training.beginning
     if resume and output is not None and (output / RUN_FILE).is_file():
@@ -241,7 +246,11 @@ def _with_beginning(
 
 
 def _with_rate(
-    settings: RunSettings, text: str, given: Given, continued: "Continued | None", say: Any
+    settings: RunSettings,
+    text: str,
+    given: Given,
+    continued: "Continued | None",
+    say: Callable[[str], None],
 ) -> tuple[RunSettings, str]:
     """Settings and run file with the learning rate that is chosen where none is set.
 
@@ -278,10 +287,10 @@ def _make_parts(
     output: Path | None,
     resume: bool,
     ranks: "Ranks",
-    say: Any,
+    say: Callable[[str], None],
     given: Given,
     continued: "Continued | None",
-) -> dict[str, Any]:
+) -> JsonObject:
     """What a trainer is made of. The datasets of `settings.data` must be open. Writes nothing.
 
     Ranks do not talk to each other here: any of them may fail.
@@ -422,7 +431,7 @@ def _make_model(
     model: ModelSettings | str,
     training: TrainSettings,
     device: "torch.device",
-    say: Any,
+    say: Callable[[str], None],
     *,
     merged: bool = True,
 ) -> "LanguageModel":

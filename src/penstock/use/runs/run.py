@@ -2,12 +2,13 @@
 resume.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.notebook import card, curve
 from penstock.core.suggestions import suggests
 from penstock.data.shards.dataset import Dataset
@@ -98,7 +99,7 @@ class Run(RunFolder):
         return card("Run", facts, curve([record["loss"] for record in steps], "loss of each step"))
 
     @property
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[JsonObject]:
         """The figures of each step, in order; see `Trainer.train` for their names.
 
         Raises:
@@ -204,7 +205,7 @@ class Run(RunFolder):
         return open_session(self._open_model, system, template, dict(settings))
 
     def chat(
-        self, messages: str | Sequence[Mapping[str, Any]], **settings: Unpack[GenerateKeywords]
+        self, messages: str | Sequence[JsonMapping], **settings: Unpack[GenerateKeywords]
     ) -> str:
         """The assistant's reply to a message, or to a conversation.
 
@@ -225,7 +226,7 @@ class Run(RunFolder):
 
     def rollouts(
         self,
-        prompts: str | Path | Sequence[str | Mapping[str, Any]],
+        prompts: str | Path | Sequence[str | JsonMapping],
         reward: Callable[..., float] | str,
         output: str | Path,
         *,
@@ -303,7 +304,7 @@ class Run(RunFolder):
         output: str | Path | None = None,
         rows: int | None = None,
         **settings: Unpack[EvaluateKeywords],
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Measure the model: its scores on tasks, and its loss on held-out data.
 
         Args:
@@ -394,7 +395,7 @@ class Run(RunFolder):
     def resume(
         self,
         *,
-        model: Any = None,
+        model: object = None,
         loader: Loader | None = None,
         progress: bool = True,
         **settings: Unpack[TrainKeywords],

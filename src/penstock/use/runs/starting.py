@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.terminal import visible
 from penstock.core.urls import shown_values
 from penstock.core.yaml_files import parse_yaml
@@ -63,10 +64,10 @@ name of transformers, `module:function`; None with `continue_from`.
 
 def resume(
     run: RunFolder,
-    module: Any,
+    module: object,
     model: Model | None,
     loader: Loader | None,
-    changes: Mapping[str, Any],
+    changes: Mapping[str, object],
     progress: bool,
 ) -> Any:
     """Resume a run; see `Run.resume`. `module` is the run's own torch module, if it has one.
@@ -100,7 +101,7 @@ def resume(
         )
     if model is None:
         model = _checkpointed(run, module) if "model" in objects else None
-    values: dict[str, Any] = {
+    values: JsonObject = {
         name: value for name, value in kept.items() if name not in ("training", "data", "model")
     }
     found: dict[Place, Any] = {}
@@ -123,7 +124,7 @@ def _checkpointed(run: RunFolder, module: Any) -> "LanguageModel":
     return load_model(run.model, module=module)
 
 
-def _at(section: Any, place: Sequence[str]) -> Any:
+def _at(section: object, place: Sequence[str]) -> Any:
     """The value of a run file at a place; an object on the way is returned itself."""
     for part in place:
         if isinstance(section, list):
@@ -135,7 +136,7 @@ def _at(section: Any, place: Sequence[str]) -> Any:
     return section
 
 
-def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(before: JsonMapping, changes: Mapping[str, object]) -> JsonObject:
     """`before` updated by `changes`; sections are merged setting by setting."""
     merged = {**before}
     for name, value in changes.items():
@@ -150,8 +151,8 @@ def start(
     call: str,
     model: Model,
     loader: Loader | None,
-    section: dict[str, Any],
-    taught: dict[str, Any] | None,
+    section: JsonObject,
+    taught: JsonObject | None,
     output: str | Path,
     resume: bool,
     progress: bool,
@@ -279,7 +280,7 @@ def _flat(values: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, An
             yield f"{inside}{name}", value
 
 
-def _model_values(model: Model, objects: dict[Place, Any]) -> dict[str, Any]:
+def _model_values(model: Model, objects: dict[Place, Any]) -> JsonObject:
     """The key `model` of a run file; a model that is an object goes into `objects`."""
     if model is None:
         return {"model": None}
@@ -292,7 +293,7 @@ def _model_values(model: Model, objects: dict[Place, Any]) -> dict[str, Any]:
     return {"model": None}
 
 
-def _data_of(loader: Any) -> DataSettings:
+def _data_of(loader: object) -> DataSettings:
     """The section `data` that makes the same plan as a loader.
 
     Raises:
@@ -388,7 +389,7 @@ def _model_settings(document: RunDocument) -> ModelSettings | str | None:
     found = document.values["model"]
     if not isinstance(found, dict):
         return found  # type: ignore[no-any-return]
-    values: dict[str, Any] = {
+    values: JsonObject = {
         name: tuple(one) if isinstance(one, list) else one for name, one in found.items()
     }
     return ModelSettings.of(values)
@@ -421,9 +422,7 @@ def _torch_as_it_was() -> Iterator[None]:
             os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
-def train_to_end(
-    trainer: "Trainer", config: Mapping[str, Any], *, progress: bool = True
-) -> dict[str, Any]:
+def train_to_end(trainer: "Trainer", config: JsonMapping, *, progress: bool = True) -> JsonObject:
     """Train, and write and show each step's record.
 
     Args:

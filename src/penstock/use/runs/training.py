@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.learn.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
 from penstock.plan.loader.loader import Loader
 from penstock.use.runs.keywords import DistillKeywords, DistillLoss, Teachers, TrainKeywords
@@ -130,7 +131,7 @@ def distill(
         FormatError: There is no teacher at a path.
         IsolationError: As for `train`, for the model or a teacher.
     """
-    given: dict[str, Any] = dict(settings)
+    given = dict(settings)
     taught = {name: given.pop(name) for name in _OF_TEACHER if name in given}
     if "loss" in given or callable(loss):
         raise ConfigError("ps.distill: a loss of your own does not go with a teacher; use ps.train")
@@ -144,10 +145,10 @@ def distill(
     return open_run(output, module=module)
 
 
-def _teacher(given: Any, loss: DistillLoss | None) -> dict[str, Any]:
+def _teacher(given: object, loss: DistillLoss | None) -> JsonObject:
     if isinstance(given, str | Path):
         given = {"model": str(given)}
-    found: dict[str, Any] = plain(given, (), {})
+    found: JsonObject = plain(given, (), {})
     if loss is not None and "loss" not in found:
         found["loss"] = {"kind": loss} if isinstance(loss, str) else loss
     if isinstance(found.get("loss"), LossSettings):

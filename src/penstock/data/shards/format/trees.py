@@ -20,7 +20,7 @@ words.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple, Self, final
+from typing import Annotated, NamedTuple, Self, final
 
 import numpy as np
 
@@ -189,7 +189,7 @@ class Tree:
     def slots(self, path: int) -> Annotated[Int64, "tokens"]:
         """The slots of one path, from its root to its end."""
         branch, limit = self.paths[path].tolist()
-        parts: list[Any] = []
+        parts = []
         while branch >= 0:
             begin, fork, parent = self.branches[branch].tolist()
             parts.append(np.arange(begin, begin + limit - fork))

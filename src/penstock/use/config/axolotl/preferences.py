@@ -1,8 +1,8 @@
 """Preferences of an axolotl configuration: DPO and its kin, KTO, ORPO, SimPO."""
 
 from collections.abc import Mapping
-from typing import Any
 
+from penstock.core.json_values import JsonObject
 from penstock.use.config.axolotl.notes import Keys
 
 PREFERENCES = {"dpo": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo", "kto": "kto"}
@@ -17,10 +17,10 @@ DPO_LOSSES = {
 }
 
 
-def read_preference(keys: Keys, rl: str) -> dict[str, Any]:
+def read_preference(keys: Keys, rl: str) -> JsonObject:
     """The section `training.preference`."""
     keys.mapped("rl", f"training.preference.kind: {PREFERENCES[rl]}")
-    found: dict[str, Any] = {"kind": PREFERENCES[rl]}
+    found: JsonObject = {"kind": PREFERENCES[rl]}
     trl = keys.get("trl", {})
     beta = trl.get("beta") if isinstance(trl, Mapping) else None
     for name in ("rl_beta", "dpo_beta", "orpo_alpha"):
@@ -66,7 +66,7 @@ def read_preference(keys: Keys, rl: str) -> dict[str, Any]:
     return found
 
 
-def _dpo_losses(keys: Keys, rl: str, found: dict[str, Any]) -> None:
+def _dpo_losses(keys: Keys, rl: str, found: JsonObject) -> None:
     given = keys.get("dpo_loss_type")
     given = [given] if isinstance(given, str) else given
     if not given:

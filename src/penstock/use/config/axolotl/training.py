@@ -3,9 +3,9 @@ intervals.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.use.config.axolotl.datasets import Prepared
 from penstock.use.config.axolotl.notes import Keys
 from penstock.use.config.axolotl.preferences import read_preference
@@ -44,7 +44,7 @@ AT_END = 1_000_000_000
 """Steps between checkpoints of a run that is saved at its end only."""
 
 
-def read_training(keys: Keys, steps: int | None, epochs: float, rl: str) -> dict[str, Any]:
+def read_training(keys: Keys, steps: int | None, epochs: float, rl: str) -> JsonObject:
     """The section `training`, without evaluators.
 
     Args:
@@ -53,7 +53,7 @@ def read_training(keys: Keys, steps: int | None, epochs: float, rl: str) -> dict
         epochs: Passes over the data.
         rl: Method of learning from answers, or "".
     """
-    training: dict[str, Any] = {}
+    training: JsonObject = {}
     if keys.get("max_steps") is not None:
         training["steps"] = keys.whole("max_steps")
     training |= {
@@ -88,7 +88,7 @@ def read_training(keys: Keys, steps: int | None, epochs: float, rl: str) -> dict
     return training
 
 
-def _placement(keys: Keys, training: dict[str, Any]) -> None:
+def _placement(keys: Keys, training: JsonObject) -> None:
     shared = keys.whole("context_parallel_size") or keys.whole("sequence_parallel_degree") or 1
     names = ("context_parallel_size", "sequence_parallel_degree")
     if shared > 1 and "preference" not in training:
@@ -136,7 +136,7 @@ def _precision(keys: Keys) -> None:
             keys.note(name, "no effect", "it is off, as it always is here")
 
 
-def _optimizer(keys: Keys) -> dict[str, Any]:
+def _optimizer(keys: Keys) -> JsonObject:
     name = str(keys.get("optimizer", "adamw_torch_fused"))
     kind = "muon" if name == "muon" else "adamw"
     if name in (*ADAMW, "muon"):
@@ -160,7 +160,7 @@ def _optimizer(keys: Keys) -> dict[str, Any]:
         raise ConfigError(f"{keys.file}: learning_rate is missing; axolotl requires it")
     decay, norm = keys.number("weight_decay", 0.0), keys.number("max_grad_norm", 1.0)
     factors = _rate_factors(keys, rate)
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "kind": kind,
         "learning_rate": rate,
         "betas": [keys.number("adam_beta1", 0.9), keys.number("adam_beta2", 0.999)],
@@ -201,10 +201,10 @@ def _rate_factors(keys: Keys, rate: float) -> dict[str, float]:
     return factors
 
 
-def _schedule(keys: Keys, steps: int | None) -> dict[str, Any]:
+def _schedule(keys: Keys, steps: int | None) -> JsonObject:
     name = str(keys.get("lr_scheduler", "cosine"))
     more = dict(keys.get("lr_scheduler_kwargs", {}))
-    found: dict[str, Any] = {"shape": SHAPES.get(name, "cosine")}
+    found: JsonObject = {"shape": SHAPES.get(name, "cosine")}
     floor = keys.number("cosine_min_lr_ratio")
     if name == "cosine_with_min_lr" and set(more) == {"min_lr_rate"}:
         found["floor"] = float(more["min_lr_rate"])
@@ -274,7 +274,7 @@ _OF_PEFT = {
 """Setting of axolotl → ours of the same meaning."""
 
 
-def _lora(keys: Keys) -> dict[str, Any] | None:
+def _lora(keys: Keys) -> JsonObject | None:
     adapter = keys.get("adapter")
     rank, alpha = keys.whole("lora_r", 8), keys.number("lora_alpha", 8.0)
     targets, linear = keys.get("lora_target_modules"), keys.get("lora_target_linear")
@@ -301,7 +301,7 @@ def _lora(keys: Keys) -> dict[str, Any] | None:
         keys.mapped(name, "training.lora")
     assert rank is not None
     assert alpha is not None
-    found: dict[str, Any] = {"rank": rank, "alpha": alpha}
+    found: JsonObject = {"rank": rank, "alpha": alpha}
     found |= {name: value for name, value in more.items() if value}
     if isinstance(targets, list):
         found["targets"] = [str(one) for one in targets]
@@ -322,8 +322,8 @@ def _lora(keys: Keys) -> dict[str, Any] | None:
     return found
 
 
-def _checkpoints(keys: Keys, steps: int | None, epochs: float) -> dict[str, Any]:
-    found: dict[str, Any] = {"keep": keys.whole("save_total_limit") or 4}
+def _checkpoints(keys: Keys, steps: int | None, epochs: float) -> JsonObject:
+    found: JsonObject = {"keep": keys.whole("save_total_limit") or 4}
     keys.mapped("save_total_limit", "training.checkpoints.keep")
     if keys.get("save_strategy") == "no":
         found["every"] = AT_END
@@ -385,7 +385,7 @@ def read_evaluation(
     steps: int | None,
     epochs: float,
     rl: str,
-) -> tuple[float, dict[str, Any] | None]:
+) -> tuple[float, JsonObject | None]:
     """The share of documents that is held out, and the evaluator of what is held out."""
     share = keys.number("val_set_size", 0.0) or 0.0
     if share >= 1:
@@ -421,7 +421,7 @@ def read_evaluation(
         and keys.get("max_steps") is None
     ):
         every = max(1, round(steps / epochs))
-    found: dict[str, Any] = {"kind": "preference" if rl else "loss"}
+    found: JsonObject = {"kind": "preference" if rl else "loss"}
     if len(paths) == 1:
         found["data"] = paths[0]
     else:
