@@ -55,7 +55,7 @@ def test_what_ps_train_cannot_do_with_a_run_file_is_refused(made, tmp_path):
         ps.train(file, output=output, on_step=lambda *_: None)
     with pytest.raises(ConfigError, match=r"loader is missing, and 'owner/name' is not a run file"):
         ps.train("owner/name", output=output)
-    with pytest.raises(ConfigError, match="found None, expected a ps.Loader"):
+    with pytest.raises(ConfigError, match=r"found None, expected a ps\.Loader"):
         ps.train(ps.build_model(layers=1, width=16, heads=2, vocab_size=300), output=output)
     loader = ps.Loader(made / "text/train", sequence_length=64, rows_per_step=4)
     with pytest.raises(ConfigError, match="assignments change a run file, and there is none"):
