@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.tokenizers.loading import load_tokenizer
     from penstock.tokenizers.training import train_tokenizer
     from penstock.use import inspection, serving
+    from penstock.use.config.teacher_cache import cache_teacher
     from penstock.use.runs.inspecting import inspect
     from penstock.use.runs.opening import build_model, load_model
     from penstock.use.runs.planning import plan_run, plan_training
@@ -73,6 +74,7 @@ _NAMES = {
     "to_torch": "plan.inputs.torch_tensors",
     "Run": "use.runs.run",
     "build_model": "use.runs.opening",
+    "cache_teacher": "use.config.teacher_cache",
     "distill": "use.runs.training",
     "inspect": "use.runs.inspecting",
     "load_model": "use.runs.opening",
@@ -137,6 +139,7 @@ __all__ = [
     "Source",
     "accelerate",
     "build_model",
+    "cache_teacher",
     "chat",
     "check_isolation",
     "distill",

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from penstock.data.sources import records
     from penstock.learn.distillation import projection
     from penstock.learn.evaluation import results as evaluation_results
-    from penstock.learn.training import distributed
     from penstock.use import config
-    from penstock.use.config import document, run_file, teacher_cache
+    from penstock.use.config import document, run_file
     from penstock.use.config import models as checked_models
     from penstock.use.config.axolotl import conversion, notes
     from penstock.use.inspection import teacher_audit, teacher_terminal
@@ -26,7 +25,6 @@ _MODULES = {
     "config": "use.config",
     "conversion": "use.config.axolotl.conversion",
     "datasets": "data.shards.opening",
-    "distributed": "learn.training.distributed",
     "document": "use.config.document",
     "evaluation_results": "learn.evaluation.results",
     "kernels": "use.runs.kernels",
@@ -35,7 +33,6 @@ _MODULES = {
     "records": "data.sources.records",
     "run_file": "use.config.run_file",
     "teacher_audit": "use.inspection.teacher_audit",
-    "teacher_cache": "use.config.teacher_cache",
     "teacher_terminal": "use.inspection.teacher_terminal",
 }
 """Name here → the module, relative to penstock."""
@@ -49,7 +46,6 @@ __all__ = [
     "config",
     "conversion",
     "datasets",
-    "distributed",
     "document",
     "evaluation_results",
     "kernels",
@@ -58,6 +54,5 @@ __all__ = [
     "records",
     "run_file",
     "teacher_audit",
-    "teacher_cache",
     "teacher_terminal",
 ]
