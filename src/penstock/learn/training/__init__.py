@@ -4,26 +4,13 @@ Needs extra `train`.
 Settings can be read without torch; everything else is imported when it is first used.
 """
 
-from typing import TYPE_CHECKING
-
 from penstock.core.lazy_imports import lazy
 from penstock.learn.training.settings import TrainSettings
 
-if TYPE_CHECKING:
+with lazy(__name__):
     from penstock.learn.training.failures import one_error
     from penstock.learn.training.losses import RowLoss, row_loss
     from penstock.learn.training.run_folder import RunFolder
     from penstock.learn.training.trainer import Trainer
-else:
-    __getattr__, __dir__ = lazy(
-        __name__,
-        {
-            "RowLoss": "losses",
-            "RunFolder": "run_folder",
-            "Trainer": "trainer",
-            "one_error": "failures",
-            "row_loss": "losses",
-        },
-    )
 
 __all__ = ["RowLoss", "RunFolder", "TrainSettings", "Trainer", "one_error", "row_loss"]

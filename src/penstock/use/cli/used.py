@@ -4,11 +4,9 @@ So neither the help of a verb nor its completion waits for more than its options
 for each module, such as `used.opening.load_opened`. What is public is used as `ps.prepare`.
 """
 
-from typing import TYPE_CHECKING
+from penstock.core.lazy_imports import lazy
 
-from penstock.core.lazy_imports import lazy, public_names
-
-if TYPE_CHECKING:
+with lazy(__name__):
     from penstock.core import yaml_files
     from penstock.data.shards import opening as datasets
     from penstock.data.sources import records
@@ -24,41 +22,6 @@ if TYPE_CHECKING:
     from penstock.use.config.axolotl import conversion, notes
     from penstock.use.inspection import teacher_audit, teacher_terminal
     from penstock.use.runs import actions, kernels, opening, reference, rollouts, starting
-
-_MODULES = {
-    "actions": "use.runs.actions",
-    "checked_models": "use.config.models",
-    "config": "use.config",
-    "config_training": "use.config.training",
-    "conversion": "use.config.axolotl.conversion",
-    "curve_picture": "learn.training.curve_picture",
-    "curves": "learn.training.curves",
-    "datasets": "data.shards.opening",
-    "distributed": "learn.training.distributed",
-    "document": "use.config.document",
-    "evaluation_results": "learn.evaluation.results",
-    "kernels": "use.runs.kernels",
-    "notes": "use.config.axolotl.notes",
-    "opening": "use.runs.opening",
-    "projection": "learn.distillation.projection",
-    "records": "data.sources.records",
-    "reference": "use.runs.reference",
-    "rollouts": "use.runs.rollouts",
-    "run_file": "use.config.run_file",
-    "run_folder": "learn.training.run_folder",
-    "run_summary": "use.config.summary",
-    "starting": "use.runs.starting",
-    "tasks": "learn.evaluation.tasks",
-    "teacher_audit": "use.inspection.teacher_audit",
-    "teacher_cache": "use.config.teacher_cache",
-    "teacher_terminal": "use.inspection.teacher_terminal",
-    "yaml_files": "core.yaml_files",
-}
-"""Name here → the module, relative to penstock."""
-
-if not TYPE_CHECKING:
-    __getattr__, _ = lazy("penstock", {}, _MODULES)
-    __dir__ = public_names(__name__)
 
 __all__ = [
     "actions",
