@@ -29,6 +29,7 @@ with lazy(__name__):
     from penstock.tokenizers.training import train_tokenizer
     from penstock.use.runs.inspecting import inspect
     from penstock.use.runs.opening import build_model, load_model
+    from penstock.use.runs.planning import plan_run, plan_training
     from penstock.use.runs.run import Run, open_run
     from penstock.use.runs.training import distill, train
 
@@ -91,6 +92,8 @@ __all__ = [
     "open_dataset",
     "open_run",
     "packing",
+    "plan_run",
+    "plan_training",
     "prepare",
     "sampling",
     "serving",

@@ -8,10 +8,9 @@ import pytest
 import yaml
 
 from penstock.core.errors import ConfigError, OutputError
-from penstock.use.cli.plan import STEPS
 from penstock.use.cli.plan import run as plan_verb
-from penstock.use.cli.train import PLANNED_ROWS
 from penstock.use.cli.train import run as train_verb
+from penstock.use.runs.planning import PLANNED_ROWS, STEPS
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def prepare(source, home, output, **options):
         "processes": 1,
         **options,
     }
-    return ps.prepare(source, tokenizer=home[1], output=output, processor=home[1], **options)
+    return ps.prepare(source, tokenizer=home[1], output=output, processor=home[1], **options).report
 
 
 def test_images_are_stored_with_names_that_hold_no_secret(home, server, tmp_path):

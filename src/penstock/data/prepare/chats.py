@@ -26,9 +26,9 @@ from penstock.core.urls import Address
 from penstock.data.prepare.answers import Answers, add_mismatched
 from penstock.data.prepare.chat_documents import ChatRecord, documents_of, numbers_of
 from penstock.data.prepare.chat_settings import ChatSettings
-from penstock.data.prepare.chat_summary import ChatSummary
 from penstock.data.prepare.documents import Encoded
 from penstock.data.prepare.settings import PrepareSettings
+from penstock.data.reports.chat_summary import ChatSummary
 from penstock.data.sources import ObjectBlock, Reject
 from penstock.data.sources.records import excerpt
 from penstock.media.expansion import joint_difference

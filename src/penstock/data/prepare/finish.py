@@ -15,22 +15,22 @@ import numpy as np
 
 from penstock.core.errors import OutputError, RecordError
 from penstock.data.prepare.answers import PATH_VALUES
-from penstock.data.prepare.chat_summary import ChatSummary, describe_chat
+from penstock.data.prepare.chat_notices import describe_chat
 from penstock.data.prepare.part import Workshop, join_files
 from penstock.data.prepare.part_record import (
     HASHES,
     PARTS,
     REJECTED,
-    REPORT,
     PartRecord,
     forget_part,
     hashes_path,
     rejects_path,
 )
-from penstock.data.prepare.reasons import Reasons
 from penstock.data.prepare.recipe import ChatRecipe
-from penstock.data.prepare.report import PrepareReport, SplitReport
 from penstock.data.prepare.settings import fingerprint
+from penstock.data.reports.chat_summary import ChatSummary
+from penstock.data.reports.reasons import Reasons
+from penstock.data.reports.report import REPORT, PrepareReport, SplitReport
 from penstock.data.shards import (
     ChatInfo,
     DamagedSource,

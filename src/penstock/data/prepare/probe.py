@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from penstock.core.errors import RecordError
 from penstock.core.terminal import visible
-from penstock.data.prepare.chat_summary import chat_notices
+from penstock.data.prepare.chat_notices import chat_notices
 from penstock.data.prepare.part import Workshop
 from penstock.data.prepare.recipe import Block, ChatRecipe
 from penstock.data.sources import ObjectBlock, Part, RecordBlock

@@ -12,6 +12,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.formats import PREPARATION
 from penstock.core.json_values import JsonObject
 from penstock.data.prepare.chat_settings import ChatSettings, day_of
+from penstock.data.reports.report import SPLITS
 from penstock.data.shards.format.layout import Column
 from penstock.data.sources import Fields, OnDamage
 from penstock.data.sources.formats import FORMATS, check_delimiter
@@ -190,7 +191,7 @@ class PrepareSettings:
         """Names of the resulting datasets, as folders inside the output; ("",) is the output
         itself.
         """
-        return ("train", "validation") if self.validation else ("",)
+        return SPLITS if self.validation else ("",)
 
     def as_plan(
         self,

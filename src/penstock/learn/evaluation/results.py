@@ -66,6 +66,11 @@ class Results:
         found: JsonObject = _plain(asdict(self))
         return found
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Results":
+        """The inverse of `to_json`."""
+        return cls(**_with_nans(dict(values), but=("total",)))
+
 
 def weighted_mean(
     scores: Sequence[float], weights: Sequence[float] | None = None
@@ -170,6 +175,15 @@ def _plain(value: object) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _with_nans(value: Any, but: Sequence[str] = ()) -> Any:
+    """A JSON value with NaN for null, except at some keys."""
+    if isinstance(value, Mapping):
+        return {key: each if key in but else _with_nans(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return tuple(map(_with_nans, value))
+    return math.nan if value is None else value
 
 
 def never() -> bool:

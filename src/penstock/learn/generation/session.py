@@ -384,6 +384,16 @@ class ChatSession:
         self._current: Reply | None = None
         self._number = 0
 
+    @property
+    def context_length(self) -> int:
+        """Tokens that the model reads."""
+        return self._engine.context_length
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether messages may have images, or sounds if the model reads those."""
+        return self._images is not None
+
     def reply(self, text: str, images: Sequence[object] = ()) -> Reply:
         """Send a message; the reply is generated while it is iterated over.
 

@@ -271,9 +271,7 @@ class Source:
 
 
 def _as_path(given: object) -> Any:
-    """A `Path` in place of anything else that names a folder, such as the report of `prepare`;
-    lists become tuples.
-    """
+    """A `Path` in place of anything else that names a folder; lists become tuples."""
     if isinstance(given, (list, tuple)):
         return tuple(map(_as_path, given))
     return Path(given) if isinstance(given, os.PathLike) else given

@@ -2,11 +2,12 @@
 a trainer runs.
 """
 
+import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.terminal import visible
 from penstock.core.urls import shown_values
+from penstock.core.yaml_files import parse_yaml
 from penstock.learn.distillation.settings import DistillationSettings
 from penstock.learn.training.distributed import Ranks, local_device
 from penstock.learn.training.metrics import Metrics
@@ -29,7 +31,15 @@ from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.places import BEGINNING
 from penstock.use.config.document import Document, Place, read_document
 from penstock.use.config.models import check
-from penstock.use.config.run_file import PYTHON, DataSettings, RunSettings
+from penstock.use.config.run_file import (
+    PYTHON,
+    DataSettings,
+    RunSettings,
+    load_run,
+    resolved_text,
+)
+from penstock.use.config.summary import describe
+from penstock.use.config.training import NOTHING, Given, make_trainer
 from penstock.use.runs.keywords import TrainKeywords
 from penstock.use.runs.opening import model_section
 from penstock.use.runs.run_document import (
@@ -140,7 +150,7 @@ def _merged(before: JsonMapping, changes: Mapping[str, object]) -> JsonObject:
 def start(
     call: str,
     model: Model,
-    loader: Loader,
+    loader: Loader | None,
     section: JsonObject,
     taught: JsonObject | None,
     output: str | Path,
@@ -173,6 +183,101 @@ def start(
     return _start(
         call, RunDocument(values=values, objects=objects), data, loader, output, resume, progress
     )
+
+
+def start_file(
+    run_file: str,
+    assignments: Sequence[str],
+    output: str | Path,
+    resume: bool,
+    progress: bool,
+) -> Any:
+    """Train as a run file describes.
+
+    Args:
+        run_file: The run file.
+        assignments: Changes of its settings, such as `training.steps=100`.
+        output: The run's folder.
+        resume: Resume from the newest checkpoint of the folder.
+        progress: Show what will be trained, and progress.
+
+    Returns:
+        The module that was trained, if it is the user's own.
+    """
+    with set_up(run_file, assignments, output, resume, progress=progress) as found:
+        for name, value in describe(found.trainer, found.settings.model):
+            found.say(f"{name}: {value}")
+        train_to_end(found.trainer, parse_yaml(found.text, run_file)[1], progress=progress)
+        found.trainer.ranks.barrier()
+    return getattr(found.trainer.model, "module", None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetUp:
+    """A trainer that a run file describes."""
+
+    settings: RunSettings
+    text: str
+    """The run file, with the changes."""
+    trainer: "Trainer"
+    say: Callable[[str], None]
+
+
+@contextmanager
+def set_up(
+    run_file: str,
+    assignments: Sequence[str],
+    output: str | Path | None,
+    resume: bool,
+    *,
+    dry_run: bool = False,
+    progress: bool = True,
+) -> Iterator[SetUp]:
+    """The trainer of a run file, while its ranks are together; with `dry_run` it writes nothing."""
+    settings, text = load_run(run_file, assignments), resolved_text(run_file, assignments)
+    training = settings.training or TrainSettings()
+    with (
+        _torch_as_it_was(),
+        Ranks(local_device(training.device), training.context_parallel) as ranks,
+    ):
+        say = speak if ranks.is_first and progress else silent
+        trainer = make_trainer(
+            settings,
+            run_file=run_file,
+            text=text,
+            output=None if output is None else Path(output),
+            resume=resume,
+            ranks=ranks,
+            say=say,
+            dry_run=dry_run,
+        )
+        yield SetUp(settings=settings, text=text, trainer=trainer, say=say)
+
+
+def assignments_of(call: str, section: Mapping[str, Any]) -> list[str]:
+    """Settings of the section `training` as changes of a run file.
+
+    Raises:
+        ConfigError: One is an object, which a run file cannot hold.
+    """
+    objects: dict[Place, Any] = {}
+    values = plain(section, ("training",), objects)
+    if objects:
+        place = ".".join(map(str, next(iter(objects))))
+        raise ConfigError(
+            f"{call}: {place} is an object, which a run file cannot hold; name it "
+            "(module:function), or give a model and a loader in place of the run file"
+        )
+    return [f"training.{name}={json.dumps(value)}" for name, value in _flat(values)]
+
+
+def _flat(values: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, value) of each setting; those of a section as `section.name`."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{inside}{name}.")
+        else:
+            yield f"{inside}{name}", value
 
 
 def _model_values(model: Model, objects: dict[Place, Any]) -> JsonObject:
@@ -238,8 +343,6 @@ def _start(
     progress: bool,
 ) -> Any:
     """Check everything, and train; gives the module that was trained, if it is the user's own."""
-    from penstock.use.config.training import NOTHING, Given, make_trainer
-
     training = document.settings("training", TrainSettings, call)
     teacher = (
         document.settings("teacher", DistillationSettings, call)

@@ -3,15 +3,25 @@
 import json
 from dataclasses import asdict, dataclass, field
 from html import escape
+from pathlib import Path
 from typing import Any, final
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import CorruptionError, PenstockError
+from penstock.core.folders import is_url
 from penstock.core.json_values import JsonObject
 from penstock.core.notebook import card
-from penstock.data.prepare.chat_summary import ChatSummary
-from penstock.data.prepare.part_record import REPORT
-from penstock.data.prepare.reasons import Reasons
+from penstock.core.urls import shown_url, split_query
+from penstock.data.reports.chat_summary import ChatSummary
+from penstock.data.reports.reasons import Reasons
 from penstock.data.sources import Damage
+from penstock.data.stores.files import check_regular, unreadable
+from penstock.data.stores.store import Store
+
+REPORT = "report.json"
+"""Its file, next to the dataset, or next to those of training and validation."""
+
+SPLITS = ("train", "validation")
+"""Folders of the datasets, if a share is for validation."""
 
 BAR = 30
 """Characters of the longest bar of the histogram."""
@@ -45,8 +55,8 @@ class SplitReport:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PrepareReport:
-    """What `prepare` returns; `report.json` holds it without the fields that describe only the
-    run.
+    """The report of a preparation; `report.json` holds it without the fields that describe only
+    the run.
     """
 
     output: str
@@ -106,11 +116,30 @@ class PrepareReport:
     input_changes: dict[str, str] = field(default_factory=dict)
     """File → "changed", "new" or "gone" since the last run, if there was one."""
 
-    def __fspath__(self) -> str:
-        """The folder of the dataset, so that a report stands wherever a path does:
-        `Loader(prepare(…))`.
+    @classmethod
+    def of_dataset(cls, location: str, fingerprint: str) -> "PrepareReport | None":
+        """The report of the preparation that made a dataset; None: there is none, or the dataset
+        was changed since.
+
+        Args:
+            location: The dataset's folder, or its URL.
+            fingerprint: That of the dataset.
+
+        Raises:
+            CorruptionError: The report is damaged.
+            StoreError: The store cannot be read.
         """
-        return self.output
+        base, query = split_query(location)
+        above, _, name = base.rpartition("/")
+        places = [(location, ""), *([(above + query, name)] if name in SPLITS else [])]
+        for folder, split in places:
+            content = _content(folder)
+            if content is not None and _fingerprint(content, split, folder) == fingerprint:
+                try:
+                    return read_report(content, shown_url(folder))
+                except (TypeError, KeyError, ValueError, AttributeError, PenstockError) as error:
+                    raise _damaged(folder, error) from error
+        return None
 
     def __post_init__(self) -> None:
         total = sum(split.documents for split in self.splits.values())
@@ -304,6 +333,39 @@ def describe_changes(changes: dict[str, str]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _content(folder: str) -> bytes | None:
+    """The report's file in a folder or a store; None: there is none."""
+    if is_url(folder):
+        return Store(folder).read_if_there(REPORT)
+    path = Path(folder) / REPORT
+    if not path.exists():
+        return None
+    check_regular(path)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def _fingerprint(content: bytes, split: str, folder: str) -> object:
+    """The fingerprint that a report gives one of its datasets; None: the file is no report, or one
+    of others.
+    """
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(folder, error) from None
+    for key in ("splits", split, "fingerprint"):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _damaged(folder: str, error: Exception) -> CorruptionError:
+    return CorruptionError(
+        f"{shown_url(folder)}/{REPORT}: damaged: {error}; copy it again, or prepare again"
+    )
 
 
 def read_report(content: bytes, output: str) -> PrepareReport:
