@@ -76,7 +76,7 @@ def main():
         validation=0.2,
         drop_duplicates=True,
         progress=False,
-    )
+    ).report
     print(json.dumps([report.documents, report.num_duplicates, len(nodes())]))
     ray.shutdown()
     cluster.shutdown()

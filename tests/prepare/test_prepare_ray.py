@@ -80,7 +80,7 @@ def test_the_same_bytes_as_processes_and_relative_paths(
     )
     options = {**OPTIONS, "transform": slowly, "progress": True}
     prepare("raw", tokenizer=tokenizer, output="here", processes=1, **options)
-    report = prepare("raw", tokenizer=tokenizer, output="there", executor="ray", **options)
+    report = prepare("raw", tokenizer=tokenizer, output="there", executor="ray", **options).report
     assert contents(tmp_path / "here") == contents(tmp_path / "there")
     assert report.rejects == 1
     lines = capsys.readouterr().err.splitlines()
@@ -98,7 +98,7 @@ def test_tasks_take_the_encoder_that_the_look_at_the_input_chose(
         lambda self, texts: encode(self, from_texts(["a"] * len(texts))),
     )
     options = {"tokenizer": load_tokenizer(saved), "executor": "ray", "progress": False}
-    report = prepare(iter(["steel", "pipes"]), output=tmp_path / "out", **options)
+    report = prepare(iter(["steel", "pipes"]), output=tmp_path / "out", **options).report
     records = json.loads((tmp_path / "out/parts.json").read_bytes())
     assert [report.encoder, *(record["encoder"] for record in records)] == [
         "tokenizers",
@@ -142,7 +142,7 @@ def test_nodes_that_do_not_see_the_output_send_their_parts(
     monkeypatch.setattr(ray_node, "Incoming", Watched)
     report = prepare(
         corpus, tokenizer=tokenizer, output=tmp_path / "there", executor="ray", **options
-    )
+    ).report
     assert contents(tmp_path / "here") == contents(tmp_path / "there")
     assert report.num_duplicates > 600
     records = [
@@ -349,7 +349,7 @@ def test_killed_or_interrupted_it_goes_on(tmp_path, corpus, saved, cluster, sign
         output=tmp_path / "out",
         executor="ray" if sign == signal.SIGKILL else "processes",
         **options,
-    )
+    ).report
     assert 2 <= report.parts_resumed < report.parts
     assert (
         report.parts_resumed
@@ -366,7 +366,7 @@ def test_mistakes_are_refused_first(tmp_path, corpus, tokenizer, monkeypatch):
     def run(executor):
         return prepare(
             corpus, tokenizer=tokenizer, output=tmp_path / "out", executor=executor, progress=False
-        )
+        ).report
 
     with pytest.raises(ConfigError, match=r"executor.*processes.*'spark'"):
         run("spark")

@@ -53,7 +53,7 @@ def test_the_bytes_of_one_process(tmp_path, corpus, tokenizer):
         validation=0.2,
         drop_duplicates=True,
         progress=False,
-    )
+    ).report
     assert (documents, duplicates, nodes) == (report.documents, report.num_duplicates, 2)
     assert duplicates >= 200
     names = ("prepare.json", "report.json")  # which name the transform
@@ -100,7 +100,7 @@ def test_a_node_is_lost_that_sends_its_shards_to_a_store(tmp_path, corpus, token
         validation=0.2,
         drop_duplicates=True,
         progress=False,
-    )
+    ).report
     assert (documents, duplicates, nodes) == (report.documents, report.num_duplicates, 2)
     assert duplicates >= 700
     names = (

@@ -16,7 +16,7 @@ from penstock import prepare
 from penstock import load_tokenizer
 source, tokenizer, output, options = sys.argv[1:]
 report = prepare(source, tokenizer=tokenizer, output=output, processes=1, progress=False, on_error="skip",
-                 max_rejects="100%", **json.loads(options))
+                 max_rejects="100%", **json.loads(options)).report
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(json.dumps([report.rejects, peak // (1 if sys.platform == "darwin" else 1024)]))
 """  # noqa: E501
@@ -91,7 +91,7 @@ def test_a_weights_field_that_no_record_has_is_reported(tmp_path, tokenizer, cap
         output=tmp_path / "out",
         weights_field="weights",
         processes=1,
-    )
+    ).report
     assert report.weighted == 0
     assert (
         "warning: no record has the field that weights_field names, so all tokens count in full"

@@ -19,7 +19,7 @@ from makers.secret_server import (
 )
 from penstock import open_dataset
 from penstock.core.errors import ConfigError, PenstockError, RecordError
-from penstock.data.prepare import PrepareReport
+from penstock.data.reports import PrepareReport
 from penstock.data.sources import open_sources
 from penstock.use.cli import main
 

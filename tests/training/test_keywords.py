@@ -15,7 +15,8 @@ from penstock.core.errors import ConfigError
 from penstock.learn.distillation.settings import DistillationSettings
 from penstock.learn.evaluation.tasks import TaskSettings
 from penstock.learn.generation.settings import Sampling
-from penstock.learn.training.settings import OptimizerSettings, ScheduleSettings, TrainSettings
+from penstock.learn.training.optimizer_settings import OptimizerSettings, ScheduleSettings
+from penstock.learn.training.settings import TrainSettings
 from penstock.models.settings import ModelSettings
 from penstock.use.runs import keywords
 from penstock.use.serving.settings import ServeSettings

@@ -264,7 +264,7 @@ def cache(
         raise typer.BadParameter(
             f"{precision!r}; known: float16, float32", param_hint="--precision"
         )
-    found = used.teachers.cache_teacher(
+    found = used.teacher_cache.cache_teacher(
         used.config.load_run(run_file, assignments or []),
         output,
         run_file=run_file,

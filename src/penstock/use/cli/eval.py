@@ -2,15 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import penstock as ps
 from penstock.core.errors import ConfigError
+from penstock.core.folders import is_url
 from penstock.use.cli import used
 from penstock.use.cli.model_options import ContextLength, Device, Model, Threads
 from penstock.use.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from penstock.learn.evaluation.tasks import TaskSettings
 
 
 def run(
@@ -112,34 +116,34 @@ def run(
     """
     if not data and not task:
         raise ConfigError("nothing to measure: give --data DATASET, --task NAME, or both")
-    settings = _settings(
-        task or [],
-        task_data or [],
-        shots=shots,
-        limit=limit,
-        chat=chat,
-        samples=samples,
-        temperature=temperature,
-        max_tokens=max_tokens,
-        unsafe=unsafe,
-        seed=seed,
-    )
-    figures, scores = used.actions.evaluate(
-        lambda: used.opening.load_opened(
-            model, context_length=context_length, device=device, threads=threads
+    figures = ps.open_run(model).evaluate(
+        # A path is the place of data, whatever its name.
+        *(one if is_url(one) else Path(one) for one in data or ()),
+        *_tasks(
+            task or [],
+            task_data or [],
+            shots=shots,
+            limit=limit,
+            chat=chat,
+            samples=samples,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            unsafe=unsafe,
+            seed=seed,
         ),
-        data or [],
-        settings,
-        output,
-        rows,
+        output=output,
+        rows=rows,
+        context_length=context_length,
+        device=device,
+        threads=threads,
     )
     if as_json:
         print(json.dumps(figures))
     else:
-        _print(figures["results"], scores)
+        _print(figures["results"], figures.get("tasks", []))
 
 
-def _settings(names: list[str], places: list[str], **options: Any) -> list[Any]:
+def _tasks(names: list[str], places: list[str], **options: Any) -> "list[TaskSettings]":
     """The settings of each requested task.
 
     Raises:
@@ -153,13 +157,11 @@ def _settings(names: list[str], places: list[str], **options: Any) -> list[Any]:
                 f"--task-data {one}: expected NAME=PATH, with a NAME that --task also gives"
             )
         data[name] = path
-    return [
-        used.tasks.TaskSettings(name=name, data=data.get(name), **options)
-        for name in dict.fromkeys(names)
-    ]
+    make = ps.evaluation.TaskSettings
+    return [make(name=name, data=data.get(name), **options) for name in dict.fromkeys(names)]
 
 
-def _print(losses: list[dict[str, Any]], scores: list[Any]) -> None:
+def _print(losses: list[dict[str, Any]], scores: list[dict[str, Any]]) -> None:
 
     console = ps.inspection.make_console()
     if losses:
@@ -167,7 +169,9 @@ def _print(losses: list[dict[str, Any]], scores: list[Any]) -> None:
     if losses and scores:
         console.print()
     if scores:
-        console.print(used.evaluation_results.table(scores))
+        console.print(
+            used.evaluation_results.table([ps.evaluation.Results.from_json(one) for one in scores])
+        )
 
 
 def _loss_table(results: list[dict[str, Any]]) -> Any:

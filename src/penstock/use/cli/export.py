@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.use.cli import used
+import penstock as ps
 from penstock.use.cli.model_options import ContextLength, Model
 from penstock.use.cli.options import AsJson
 
@@ -41,8 +41,8 @@ def run(
     Example:
         penstock export runs/first -o exported
     """
-    found = used.actions.export_run(
-        model, output, context_length, overwrite=overwrite, adapter=adapter
+    found = ps.open_run(model).export(
+        output, context_length=context_length, overwrite=overwrite, adapter=adapter
     )
     for notice in found.notices:
         print(f"penstock: {notice}", file=sys.stderr)

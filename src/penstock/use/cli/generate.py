@@ -3,14 +3,13 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import penstock as ps
 from penstock.core.errors import RecordError
 from penstock.core.terminal import visible
-from penstock.use.cli import used
 from penstock.use.cli.model_options import (
     ContextLength,
     Device,
@@ -25,6 +24,9 @@ from penstock.use.cli.model_options import (
     given_sampling,
 )
 from penstock.use.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from penstock.use.runs.generating import SampledText
 
 
 def run(
@@ -77,32 +79,23 @@ def run(
     Example:
         penstock generate runs/first --prompt 'The wheel' -n 3 --max-tokens 40
     """
-    actions = used.actions  # Refused before anything is read where torch is missing.
+    trained = ps.open_run(model)
     prompts = [*(prompt or []), *([_read(file)] if file is not None else [])] or [""]
-    given = given_sampling(
+    given: dict[str, Any] = given_sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens
     )
     given |= {"min_tokens": min_tokens, "stop": tuple(stop or ()), "seed": seed}
-    found = used.run_folder.RunFolder.open(model)
-    asked = actions.ask(prompts, num, actions.sampling_of(given, actions.own_sampling(found)))
-    writer = used.opening.load_writer(
-        found,
-        context_length=context_length,
-        device=device,
-        threads=threads,
-        slots=min(len(asked), actions.MOST_AT_ONCE),
-    )
-    ids = actions.prompt_ids(writer, asked)
-    ways = [way for _, way in asked]
+    given |= {"context_length": context_length, "device": device, "threads": threads}
     if as_json:
-        _print_json(writer, asked, writer.engine.generate_all(ids, ways))
-    elif len(asked) == 1:
-        _show(asked[0][0])
-        for event in writer.engine.generate(ids, ways):
-            _show(event.text)
+        _print_json(trained, trained.sample(prompts, samples=num, **given))
+    elif len(prompts) * num == 1:
+        pieces = trained.stream(prompts[0], **given)
+        _show(prompts[0])
+        for piece in pieces:
+            _show(piece)
         print()
     else:
-        _print_texts(asked, writer.engine.generate_all(ids, ways))
+        _print_texts(trained.sample(prompts, samples=num, **given))
 
 
 def _read(file: Path) -> str:
@@ -118,31 +111,31 @@ def _show(text: str) -> None:
     print(visible(text, lines=True) if sys.stdout.isatty() else text, end="", flush=True)
 
 
-def _print_texts(asked: list[tuple[str, Any]], written: list[Any]) -> None:
-
+def _print_texts(written: "list[SampledText]") -> None:
     console = ps.inspection.make_console()
-    for number, ((prompt, way), found) in enumerate(zip(asked, written, strict=True), 1):
+    for number, one in enumerate(written, 1):
         console.rule(
-            f"{number} of {len(asked)}, seed {way.seed}, {len(found.tokens)} tokens",
+            f"{number} of {len(written)}, seed {one.seed}, {len(one.tokens)} tokens",
             style="dim",
             align="left",
         )
-        _show(prompt + found.text)
+        _show(one.prompt + one.text)
         print()
 
 
-def _print_json(writer: Any, asked: list[tuple[str, Any]], written: list[Any]) -> None:
-
+def _print_json(trained: ps.Run, written: "list[SampledText]") -> None:
     texts = [
         {
-            "prompt": prompt,
-            "text": found.text,
-            "finish_reason": found.finish_reason,
-            "seed": way.seed,
-            "tokens": list(found.tokens),
+            "prompt": one.prompt,
+            "text": one.text,
+            "finish_reason": one.finish_reason,
+            "seed": one.seed,
+            "tokens": list(one.tokens),
         }
-        for (prompt, way), found in zip(asked, written, strict=True)
+        for one in written
     ]
     print(
-        json.dumps({"model": writer.name, "step": writer.step, "texts": texts}, ensure_ascii=False)
+        json.dumps(
+            {"model": trained.name, "step": trained.step, "texts": texts}, ensure_ascii=False
+        )
     )

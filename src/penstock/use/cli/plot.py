@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from penstock.use.cli import used
+import penstock as ps
 
 
 def run(
@@ -60,7 +60,5 @@ def run(
     Example:
         penstock plot runs/first runs/second -o curves.html
     """
-    first = Path(runs[0])
-    default = (first.parent if first.is_file() else first) / "curves.html"
-    view = used.curves.View(smoothing=smoothing, log_x=log_x, log_y=log_y)
-    print(used.curve_picture.plot_runs(runs, output or default, over=over, view=view))
+    view = ps.training.View(smoothing=smoothing, log_x=log_x, log_y=log_y)
+    print(ps.training.plot_runs(runs, output, over=over, view=view))

@@ -212,7 +212,7 @@ def run(
         "on_error": on_error,
         "on_damaged_file": on_damaged_file,
     }
-    report = ps.prepare(
+    prepared = ps.prepare(
         sources,
         tokenizer=tokenizer,
         output=output,
@@ -237,7 +237,7 @@ def run(
         progress=not quiet,
         verbose=verbose,
     )
-
+    report = prepared.report
     if as_json:
         for line in report.warnings():
             print(f"penstock: {visible(line, lines=True)}", file=sys.stderr)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.use.cli import used
+import penstock as ps
 from penstock.use.cli.model_options import Device, Model, Threads
 
 
@@ -38,7 +38,7 @@ def run(
     Example:
         penstock reference runs/first data/chats -o data/chats-with-reference
     """
-    found = used.reference.cache_reference(
-        model, data, output, column=column, device=device, threads=threads
+    found = ps.open_run(model).reference(
+        data, output, column=column, device=device, threads=threads
     )
     print(f"{output}: {len(found):,} documents with the column {column}")

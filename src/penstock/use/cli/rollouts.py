@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 import penstock as ps
-from penstock.use.cli import used
 from penstock.use.cli.model_options import ContextLength, Device, Model, Seed, Temperature, Threads
 
 
@@ -54,15 +53,17 @@ def run(
         penstock rollouts runs/first prompts.jsonl --reward rewards.py:shorter \
             --samples 4 --max-tokens 32 -o data/rollouts
     """
-    found = used.rollouts.write_rollouts(
-        used.opening.load_opened(
-            model, context_length=context_length, device=device, threads=threads
-        ),
-        used.rollouts.read_records(prompts),
+    found = ps.open_run(model).rollouts(
+        prompts,
         reward,
         output,
         samples=samples,
-        sampling=ps.generation.Sampling(temperature=temperature, max_tokens=max_tokens, seed=seed),
+        temperature=temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+        context_length=context_length,
+        device=device,
+        threads=threads,
     )
     print(f"{output}: {found}")
     for prompt, answer, judged in found.examples:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.use.cli import used
+import penstock as ps
 from penstock.use.cli.model_options import ContextLength, Device, Model, Threads
 from penstock.use.serving.settings import ServeSettings
 
@@ -104,21 +104,19 @@ def run(
     Example:
         penstock serve runs/chat --port 8000
     """
-    used.actions.serve(
-        lambda _: used.opening.load_opened(
-            model, context_length=context_length, device=device, threads=threads
-        ),
-        name,
-        {
-            "host": host,
-            "port": port,
-            "api_keys": tuple(api_key or ()),
-            "sequences": sequences,
-            "waiting": waiting,
-            "requests_per_second": rate,
-            "burst": burst,
-            "max_tokens": max_tokens,
-            "grace_seconds": grace,
-            "image_folder": None if image_folder is None else str(image_folder),
-        },
+    ps.open_run(model).serve(
+        name=name,
+        host=host,
+        port=port,
+        api_keys=tuple(api_key or ()),
+        sequences=sequences,
+        waiting=waiting,
+        requests_per_second=rate,
+        burst=burst,
+        max_tokens=max_tokens,
+        grace_seconds=grace,
+        image_folder=None if image_folder is None else str(image_folder),
+        context_length=context_length,
+        device=device,
+        threads=threads,
     )

@@ -12,15 +12,13 @@ from typing import Any, Literal, TypedDict
 from penstock.learn.distillation.settings import Kind, LossSettings, TeacherSettings
 from penstock.learn.evaluation.tasks import TaskSettings
 from penstock.learn.training.continued import ContinueSettings
+from penstock.learn.training.evaluator_settings import EvaluatorSettings
+from penstock.learn.training.optimizer_settings import OptimizerSettings, ScheduleSettings, Shape
 from penstock.learn.training.path_settings import PolicySettings, PreferenceKind, PreferenceSettings
 from penstock.learn.training.settings import (
     AttentionBackend,
     CheckpointSettings,
-    EvaluatorSettings,
-    OptimizerSettings,
     RecurrentBackend,
-    ScheduleSettings,
-    Shape,
     TensorLogSettings,
 )
 from penstock.models.lora.settings import LoraSettings
