@@ -89,7 +89,7 @@ def test_writers_get_the_run_file_with_its_overrides(run_file, tmp_path, monkeyp
         def close(self):
             """Nothing is open."""
 
-    monkeypatch.setattr("penstock.learn.training.trackers.WandB", Writer)
+    monkeypatch.setattr("penstock.learn.training.metrics.WandB", Writer)
     monkeypatch.setattr("penstock.learn.training.checks.find_spec", lambda name: name)
     changes = [
         "training.steps=2",
