@@ -30,7 +30,10 @@ TORCH_ROOMS = tuple(
     f"penstock.{room}"
     for room in (
         *("integrations", "models", "learn", "use.serving"),
-        *(f"use.config.{module}" for module in ("teachers", "training", "vocabularies")),
+        *(
+            f"use.config.{module}"
+            for module in ("summary", "teacher_cache", "teachers", "training", "vocabularies")
+        ),
         *(
             f"use.runs.{module}"
             for module in ("actions", "opening", "reference", "rollouts", "run", "starting")
