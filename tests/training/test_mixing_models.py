@@ -219,8 +219,10 @@ def teacher(data: Path, folder: Path, model: tuple[str, dict[str, Any]], **setti
     return f"teacher={json.dumps({'teachers': [section]})}"
 
 
-@pytest.mark.parametrize("process", ["here", pytest.param("own", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(
+    ("dry_run", "process"),
+    [(True, "here"), (False, "here"), pytest.param(False, "own", marks=pytest.mark.slow)],
+)
 def test_a_teacher_is_refused_before_the_run_is_begun(data, tmp_path, dry_run, process):
     """Although most rows hold no document that is too long for it."""
     told = teacher(data, tmp_path / "teacher", LONGROPE, process=process)
