@@ -15,14 +15,14 @@ from penstock.learn.generation import Sampling
 from penstock.learn.training.metrics import read_metrics
 from penstock.models.saving import load_model
 from penstock.use.cli.export import run as export
-from penstock.use.runs.opening import load_writer
+from penstock.use.runs.opening import load_opened, writer_of
 
 
 def test_a_chat_run_with_lora(made, tmp_path, capsys):
     folder = tmp_path / "exported"
     export(str(made / "chat"), output=folder, as_json=True)
     told = json.loads(capsys.readouterr().out)
-    writers = [load_writer(str(path), context_length=None, device="cpu", threads=1, slots=1)
+    writers = [writer_of(load_opened(path, device="cpu", threads=1), 1)
                for path in (made / "chat", folder)]  # fmt: skip
     end = writers[0].tokenizer.special_tokens["<|im_end|>"]
     assert (told["step"], told["context_length"], told["chat_template"]) == (6, 64, True)
@@ -157,7 +157,7 @@ def test_a_model_with_dropout_writes_without_it(made, tmp_path):
         )
     ).save_pretrained(tmp_path)  # fmt: skip
     load_tokenizer(made / "tokenizer").save(tmp_path)
-    writer = load_writer(str(tmp_path), context_length=None, device="cpu", threads=1, slots=1)
+    writer = writer_of(load_opened(tmp_path, device="cpu", threads=1), 1)
     greedy = Sampling(temperature=0, max_tokens=20, min_tokens=20)
     once, again = (writer.engine.generate_all([[40, 41, 42]], greedy) for _ in range(2))
     assert once == again

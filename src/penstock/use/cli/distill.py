@@ -3,13 +3,11 @@ outputs.
 """
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import penstock as ps
-from penstock.core.errors import ConfigError
 from penstock.use.cli import used
 from penstock.use.cli.model_options import Device, Threads
 from penstock.use.cli.options import AsJson, Assignments, Format, TextField
@@ -93,31 +91,23 @@ def audit(
     Example:
         penstock distill audit tokenizer runs/first --text stories.jsonl
     """
-    if not (text or data or chats):
-        raise ConfigError("nothing to audit: give --text, --data or --chats")
-    folders = tokenizer_folder(student), tokenizer_folder(teacher)
-    ours, theirs = ps.load_tokenizer(folders[0]), ps.load_tokenizer(folders[1])
-    found = used.teacher_audit.Audit(
-        ours, theirs, control_pairs=used.projection.control_pairs(control or [], ours, theirs)
+    report = ps.inspection.audit_teacher(
+        student,
+        teacher,
+        text=text or (),
+        data=data or (),
+        chats=chats or (),
+        student_template=student_template,
+        teacher_template=teacher_template,
+        control=control or (),
+        documents=documents,
+        format=format,
+        text_field=text_field,
     )
-    if text:
-        used.teacher_audit.audit_texts(found, text, documents, format=format, text_field=text_field)
-    for dataset in data or []:
-        used.teacher_audit.audit_dataset(found, dataset, ours, documents)
-    if chats:
-        templates = student_template or folders[0], teacher_template or folders[1]
-        used.teacher_audit.audit_chats(found, chats, (ours, theirs), templates, documents)
-    report = found.report()
     if as_json:
         print(json.dumps(report.to_json(), ensure_ascii=False))
     else:
         used.teacher_terminal.show_audit(report)
-
-
-def tokenizer_folder(path: str) -> str:
-    """The tokenizer that a path means: a run has its own in the folder `tokenizer`."""
-    folder = Path(path) / "tokenizer"
-    return str(folder) if folder.is_dir() else path
 
 
 @app.command()
@@ -179,8 +169,9 @@ def project(
     Example:
         penstock distill project tokenizer runs/first -o projection.safetensors
     """
-    ours, theirs = (ps.load_tokenizer(tokenizer_folder(path)) for path in (student, teacher))
-    found = used.projection.project(
+    folder_of = used.teacher_audit_inputs.tokenizer_folder
+    ours, theirs = (ps.load_tokenizer(folder_of(path)) for path in (student, teacher))
+    found = ps.distillation.project(
         ours,
         theirs,
         top_k=top_k,
