@@ -27,6 +27,7 @@ with lazy(__name__):
     from penstock.plan.objectives.objective import Causal
     from penstock.tokenizers.loading import load_tokenizer
     from penstock.tokenizers.training import train_tokenizer
+    from penstock.use.config.teacher_cache import cache_teacher
     from penstock.use.runs.inspecting import inspect
     from penstock.use.runs.opening import build_model, load_model
     from penstock.use.runs.planning import plan_run, plan_training
@@ -67,6 +68,7 @@ __all__ = [
     "Source",
     "accelerate",
     "build_model",
+    "cache_teacher",
     "chat",
     "check_isolation",
     "distill",

@@ -11,9 +11,8 @@ with lazy(__name__):
     from penstock.data.sources import records
     from penstock.learn.distillation import projection
     from penstock.learn.evaluation import results as evaluation_results
-    from penstock.learn.training import distributed
     from penstock.use import config
-    from penstock.use.config import document, run_file, teacher_cache
+    from penstock.use.config import document, run_file
     from penstock.use.config import models as checked_models
     from penstock.use.config.axolotl import conversion, notes
     from penstock.use.inspection import teacher_audit, teacher_terminal
@@ -24,7 +23,6 @@ __all__ = [
     "config",
     "conversion",
     "datasets",
-    "distributed",
     "document",
     "evaluation_results",
     "kernels",
@@ -33,6 +31,5 @@ __all__ = [
     "records",
     "run_file",
     "teacher_audit",
-    "teacher_cache",
     "teacher_terminal",
 ]
