@@ -250,9 +250,8 @@ def test_each_cure_of_a_teacher_that_was_refused(data, tmp_path, cure):
 
 def test_a_teacher_of_a_cache_is_refused_at_once(data, tmp_path):
     told = teacher(data, tmp_path / "teacher", LONGROPE)
-    settings = load_run(data / "run.yaml", [told])
     with pytest.raises(IsolationError, match="more than 24 tokens"):
-        cache_teacher(settings, tmp_path / "cache")
+        cache_teacher(data / "run.yaml", tmp_path / "cache", device="cpu", assignments=[told])
     assert not (tmp_path / "cache").exists()
 
 

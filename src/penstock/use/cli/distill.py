@@ -4,7 +4,7 @@ outputs.
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -256,24 +256,19 @@ def cache(
     Example:
         penstock distill cache run.yaml --teacher runs/first -o data/teacher-cache
     """
-    import torch
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    if precision not in ("float16", "float32"):
-        raise typer.BadParameter(
-            f"{precision!r}; known: float16, float32", param_hint="--precision"
-        )
-    found = used.teacher_cache.cache_teacher(
-        used.config.load_run(run_file, assignments or []),
+    # Plain strings from the command line; cache_teacher checks them.
+    choices: dict[str, Any] = {"precision": precision}
+    found = ps.cache_teacher(
+        run_file,
         output,
-        run_file=run_file,
         number=number,
         model=teacher,
         top_k=top_k,
         temperature=temperature,
-        precision="float32" if precision == "float32" else "float16",
-        device=used.distributed.local_device(device),
+        **choices,
+        device=device,
+        threads=threads,
+        assignments=assignments or (),
         progress=not as_json,
     )
     size = sum(found.part_bytes)
