@@ -36,7 +36,10 @@ TORCH_ROOMS = tuple(
         ),
         *(
             f"use.runs.{module}"
-            for module in ("actions", "opening", "reference", "rollouts", "run", "starting")
+            for module in (
+                *("dry_runs", "evaluating", "exporting", "generating", "opening", "reference"),
+                *("rollouts", "run", "serving", "starting"),
+            )
         ),
         "use.runs.training",
     )

@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigError
 from penstock.use.cli.options import AsJson, Assignments
 
 if TYPE_CHECKING:
-    from penstock.use.runs.planning import TrainingPlan
+    from penstock.use.runs.dry_runs import TrainingPlan
 
 
 def run(
