@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from penstock.core import errors
     from penstock.core.errors import PenstockError
     from penstock.data import shards, sources
-    from penstock.data.prepare.options import ChatOptions
     from penstock.data.prepare.preparation import prepare
+    from penstock.data.prepare.prepare_keywords import ChatOptions
     from penstock.data.shards.dataset import Dataset
     from penstock.data.shards.memory import write_dataset
     from penstock.data.shards.opening import open_dataset
@@ -53,7 +53,7 @@ _NAMES = {
     "PenstockError": "core.errors",
     "load_tokenizer": "tokenizers.loading",
     "train_tokenizer": "tokenizers.training",
-    "ChatOptions": "data.prepare.options",
+    "ChatOptions": "data.prepare.prepare_keywords",
     "prepare": "data.prepare.preparation",
     "Dataset": "data.shards.dataset",
     "open_dataset": "data.shards.opening",

@@ -17,19 +17,8 @@ import penstock as ps
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.terminal import safe_console, visible
 from penstock.use.cli import used
-from penstock.use.cli.model_options import (
-    ContextLength,
-    Device,
-    MinP,
-    Model,
-    OwnTemperature,
-    Seed,
-    Stop,
-    Threads,
-    TopK,
-    TopP,
-    given_sampling,
-)
+from penstock.use.cli.declared_options import Option, options, takes
+from penstock.use.cli.options import MODEL, OPENING, SAMPLING, Given
 
 
 @final
@@ -80,8 +69,20 @@ COMMANDS = {
 }
 
 
+@takes(
+    settings=(
+        MODEL,
+        SAMPLING,
+        options(
+            "learn.generation.settings.Sampling",
+            max_tokens=Option(default="the model's own, or as many as fit"),
+        ),
+        OPENING,
+    )
+)
 def run(
-    model: Model,
+    *,
+    settings: Given,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     template: Annotated[
         str | None, typer.Option(metavar="PATH", help="Chat template; by default the model's own.")
@@ -96,23 +97,6 @@ def run(
             ),
         ),
     ] = None,
-    temperature: OwnTemperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    seed: Seed = 0,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Maximum tokens of a reply; by default the model's own, or as many as fit.",
-            min=1,
-        ),
-    ] = None,
-    stop: Stop = None,
-    context_length: ContextLength = None,
-    device: Device = "auto",
-    threads: Threads = None,
 ) -> None:
     """Chat with a trained model through its own template.
 
@@ -124,15 +108,11 @@ def run(
         penstock chat runs/chat --temperature 0.7
     """
     actions = used.actions  # Refused before anything is read where torch is missing.
-    given = given_sampling(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens
-    )
-    given |= {"min_tokens": 1, "stop": tuple(stop or ()), "seed": seed}
+    model, opening = settings.pop("model"), actions.take_opening(settings)
     found = used.run_folder.RunFolder.open(model)
-    sampling = actions.sampling_of(given, {"max_tokens": None, **actions.own_sampling(found)})
-    writer = used.opening.load_writer(
-        found, context_length=context_length, device=device, threads=threads, slots=1
-    )
+    own = {"max_tokens": None, "min_tokens": 1, **actions.own_sampling(found)}
+    sampling = actions.sampling_of(settings, own)
+    writer = used.opening.load_writer(found, **opening, slots=1)
     written = (
         writer.template
         if template is None

@@ -11,8 +11,22 @@ import typer
 import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.use.cli import used
-from penstock.use.cli.model_options import Device, Threads
-from penstock.use.cli.options import AsJson, Assignments, Format, TextField
+from penstock.use.cli.declared_options import Option, options, takes
+from penstock.use.cli.options import FIELDS, AsJson, Assignments, Given
+
+Student = Annotated[
+    str, typer.Argument(metavar="STUDENT", help="The student's tokenizer, or a run.")
+]
+Teacher = Annotated[
+    str, typer.Argument(metavar="TEACHER", help="The teacher's tokenizer, or a run.")
+]
+Control = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="STUDENT=TEACHER",
+        help="Control tokens with the same meaning. May be repeated.",
+    ),
+]
 
 app = typer.Typer(
     help="Audit and prepare distillation from teachers that may have another tokenizer.",
@@ -26,21 +40,18 @@ def group() -> None:
 
 
 @app.command()
+@takes(reading=(options("data.prepare.settings.PrepareSettings", "format"), FIELDS))
 def audit(
-    student: Annotated[
-        str, typer.Argument(metavar="STUDENT", help="The student's tokenizer, or a run.")
-    ],
-    teacher: Annotated[
-        str, typer.Argument(metavar="TEACHER", help="The teacher's tokenizer, or a run.")
-    ],
+    *,
+    student: Student,
+    teacher: Teacher,
     text: Annotated[
         list[str] | None,
         typer.Option(
-            "--text", metavar="SOURCE", help="Text files, globs or URLs; may be repeated."
+            "--text", metavar="SOURCE", help="Text files, globs or URLs. May be repeated."
         ),
     ] = None,
-    format: Format = None,
-    text_field: TextField = "text",
+    reading: Given,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,14 +85,7 @@ def audit(
             rich_help_panel="Chats",
         ),
     ] = None,
-    control: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--control",
-            metavar="STUDENT=TEACHER",
-            help="Control tokens with the same meaning; may be repeated.",
-        ),
-    ] = None,
+    control: Control = None,
     documents: Annotated[
         int, typer.Option(metavar="N", min=1, help="Maximum documents of each kind of input.")
     ] = 1000,
@@ -101,7 +105,7 @@ def audit(
         ours, theirs, control_pairs=used.projection.control_pairs(control or [], ours, theirs)
     )
     if text:
-        used.teacher_audit.audit_texts(found, text, documents, format=format, text_field=text_field)
+        used.teacher_audit.audit_texts(found, text, documents, **reading)
     for dataset in data or []:
         used.teacher_audit.audit_dataset(found, dataset, ours, documents)
     if chats:
@@ -121,53 +125,20 @@ def tokenizer_folder(path: str) -> str:
 
 
 @app.command()
+@takes(
+    settings=(
+        options("learn.distillation.projection.project", "top_k", "max_pieces", "decay", "reverse"),
+    )
+)
 def project(
-    student: Annotated[
-        str, typer.Argument(metavar="STUDENT", help="The student's tokenizer, or a run.")
-    ],
-    teacher: Annotated[
-        str, typer.Argument(metavar="TEACHER", help="The teacher's tokenizer, or a run.")
-    ],
+    *,
+    student: Student,
+    teacher: Teacher,
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="The .safetensors file to write.")
     ],
-    top_k: Annotated[
-        int,
-        typer.Option(
-            "--top-k", metavar="N", min=1, help="Maximum teacher tokens for each student token."
-        ),
-    ] = 4,
-    max_pieces: Annotated[
-        int,
-        typer.Option(
-            "--max-pieces",
-            metavar="N",
-            min=1,
-            help="If a token splits into several, use the first N.",
-        ),
-    ] = 4,
-    decay: Annotated[
-        float,
-        typer.Option(
-            "--decay", metavar="X", help="Weight of each of these, relative to the one before it."
-        ),
-    ] = 0.1,
-    reverse: Annotated[
-        bool,
-        typer.Option(
-            "--reverse/--no-reverse",
-            metavar="",
-            help="Also split the teacher's tokens into the student's.",
-        ),
-    ] = True,
-    control: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--control",
-            metavar="STUDENT=TEACHER",
-            help="Control tokens with the same meaning; may be repeated.",
-        ),
-    ] = None,
+    settings: Given,
+    control: Control = None,
     as_json: AsJson = False,
 ) -> None:
     """Build the projection from a student's vocabulary to a teacher's, for the losses p_kl and
@@ -183,10 +154,7 @@ def project(
     found = used.projection.project(
         ours,
         theirs,
-        top_k=top_k,
-        max_pieces=max_pieces,
-        decay=decay,
-        reverse=reverse,
+        **settings,
         control_pairs=used.projection.control_pairs(control or [], ours, theirs),
         progress=not as_json,
     )
@@ -199,50 +167,27 @@ def project(
 
 
 @app.command()
+@takes(
+    settings=(
+        options(
+            "use.config.teachers.cache_teacher",
+            output=Option(metavar="DIR"),
+            model=Option(flag="--teacher", metavar="MODEL"),
+            number=Option(),
+            top_k=Option(metavar="K"),
+            temperature=Option(),
+            precision=Option(),
+        ),
+    ),
+    opening=(options("use.runs.opening.load_opened", "device", "threads"),),
+)
 def cache(
+    *,
     run_file: Annotated[
         str, typer.Argument(metavar="RUN.YAML", help="The run file that will train with the cache.")
     ],
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="DIR", help="Folder of the cache.")
-    ],
-    teacher: Annotated[
-        str | None,
-        typer.Option(
-            "--teacher",
-            metavar="MODEL",
-            help="A run or a transformers model; by default the run file's.",
-        ),
-    ] = None,
-    number: Annotated[
-        int,
-        typer.Option(
-            "--number", metavar="N", min=0, help="Index of the teacher in the run file, from 0."
-        ),
-    ] = 0,
-    top_k: Annotated[
-        int | None,
-        typer.Option(
-            "--top-k",
-            metavar="K",
-            min=1,
-            help="Tokens stored for each prediction; by default the loss's top_k, or 64.",
-        ),
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            "--temperature", metavar="T", help="Of the stored probabilities; by default the loss's."
-        ),
-    ] = None,
-    precision: Annotated[
-        str,
-        typer.Option(
-            "--precision", metavar="float16|float32", help="Of the stored log-probabilities."
-        ),
-    ] = "float16",
-    device: Device = "auto",
-    threads: Threads = None,
+    settings: Given,
+    opening: Given,
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
@@ -258,23 +203,15 @@ def cache(
     """
     import torch
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    if precision not in ("float16", "float32"):
-        raise typer.BadParameter(
-            f"{precision!r}; known: float16, float32", param_hint="--precision"
-        )
+    if "threads" in opening:
+        torch.set_num_threads(opening["threads"])
+    output = settings["output"]
     found = used.teachers.cache_teacher(
         used.config.load_run(run_file, assignments or []),
-        output,
         run_file=run_file,
-        number=number,
-        model=teacher,
-        top_k=top_k,
-        temperature=temperature,
-        precision="float32" if precision == "float32" else "float16",
-        device=used.distributed.local_device(device),
+        device=used.distributed.local_device(opening.get("device", "auto")),
         progress=not as_json,
+        **settings,
     )
     size = sum(found.part_bytes)
     facts = {"cache": output, "pieces": found.pieces, "tokens": found.tokens, "bytes": size}

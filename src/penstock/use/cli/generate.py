@@ -11,28 +11,29 @@ import penstock as ps
 from penstock.core.errors import RecordError
 from penstock.core.terminal import visible
 from penstock.use.cli import used
-from penstock.use.cli.model_options import (
-    ContextLength,
-    Device,
-    MinP,
-    Model,
-    OwnTemperature,
-    Seed,
-    Stop,
-    Threads,
-    TopK,
-    TopP,
-    given_sampling,
+from penstock.use.cli.declared_options import Option, options, takes
+from penstock.use.cli.options import MODEL, OPENING, SAMPLING, AsJson, Given
+
+
+@takes(
+    settings=(
+        MODEL,
+        options(
+            "use.runs.run.Run.generate",
+            prompt=Option(repeated=True, hint=str),
+        ),
+        SAMPLING,
+        options(
+            "learn.generation.settings.Sampling",
+            "min_tokens",
+            max_tokens=Option(default="the model's own, or 256"),
+        ),
+        OPENING,
+    )
 )
-from penstock.use.cli.options import AsJson
-
-
 def run(
-    model: Model,
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Prompt; may be repeated. By default empty."),
-    ] = None,
+    *,
+    settings: Given,
     file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Read a prompt from a file; - is standard input."),
@@ -47,26 +48,6 @@ def run(
             min=1,
         ),
     ] = 1,
-    temperature: OwnTemperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    seed: Seed = 0,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Maximum tokens of each text; by default the model's own, or 256.",
-            min=1,
-        ),
-    ] = None,
-    min_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Minimum tokens of each text.", min=0)
-    ] = 0,
-    stop: Stop = None,
-    context_length: ContextLength = None,
-    device: Device = "auto",
-    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Generate text with a trained model.
@@ -78,20 +59,12 @@ def run(
         penstock generate runs/first --prompt 'The wheel' -n 3 --max-tokens 40
     """
     actions = used.actions  # Refused before anything is read where torch is missing.
-    prompts = [*(prompt or []), *([_read(file)] if file is not None else [])] or [""]
-    given = given_sampling(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens
-    )
-    given |= {"min_tokens": min_tokens, "stop": tuple(stop or ()), "seed": seed}
-    found = used.run_folder.RunFolder.open(model)
-    asked = actions.ask(prompts, num, actions.sampling_of(given, actions.own_sampling(found)))
-    writer = used.opening.load_writer(
-        found,
-        context_length=context_length,
-        device=device,
-        threads=threads,
-        slots=min(len(asked), actions.MOST_AT_ONCE),
-    )
+    opening = actions.take_opening(settings)
+    texts = settings.pop("prompt", ())
+    prompts = [*texts, *([_read(file)] if file is not None else [])] or [""]
+    found = used.run_folder.RunFolder.open(settings.pop("model"))
+    asked = actions.ask(prompts, num, actions.sampling_of(settings, actions.own_sampling(found)))
+    writer = used.opening.load_writer(found, **opening, slots=min(len(asked), actions.MOST_AT_ONCE))
     ids = actions.prompt_ids(writer, asked)
     ways = [way for _, way in asked]
     if as_json:

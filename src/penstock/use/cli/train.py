@@ -10,28 +10,24 @@ import typer
 import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.use.cli import used
-from penstock.use.cli.options import AsJson, Assignments
+from penstock.use.cli.declared_options import Option, options, takes
+from penstock.use.cli.options import AsJson, Assignments, Given
 
 PLANNED_ROWS = 200_000
 """Maximum rows that a dry run plans, which takes some seconds."""
 
 
+@takes(
+    settings=(
+        options("use.runs.training.train", "resume", output=Option(metavar="RUN", required=False)),
+    )
+)
 def run(
+    *,
     run_file: Annotated[
         str, typer.Argument(metavar="RUN.YAML", help="A run file with data, model and training.")
     ],
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output", "-o", metavar="RUN", help="Folder of the run: new, or one to resume."
-        ),
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", metavar="", help="Resume from the newest complete checkpoint of the folder."
-        ),
-    ] = False,
+    settings: Given,
     continue_from: Annotated[
         str | None,
         typer.Option(
@@ -73,19 +69,20 @@ def run(
     make_trainer = (
         used.config_training.make_trainer
     )  # Refused before anything is read where torch is missing.
+    output, resume = settings.get("output"), settings.get("resume", False)
     if output is None and (resume or not dry_run):
         raise ConfigError("--output is missing: give the folder of the run")
     assignments = [*(assignments or []), *beginning(continue_from)]
-    settings = used.config.load_run(run_file, assignments)
+    whole = used.config.load_run(run_file, assignments)
     text = used.run_file.resolved_text(run_file, assignments)
-    training = settings.training or ps.training.TrainSettings()
+    training = whole.training or ps.training.TrainSettings()
     with used.distributed.Ranks(
         used.distributed.local_device(training.device), training.context_parallel
     ) as ranks:
         say = used.starting.speak if ranks.is_first else used.starting.silent
         folder = None if output is None else Path(output)
         trainer = make_trainer(
-            settings,
+            whole,
             run_file=run_file,
             text=text,
             output=folder,
@@ -94,10 +91,10 @@ def run(
             say=say,
             dry_run=dry_run,
         )
-        facts = used.config_training.describe(trainer, settings.model)
+        facts = used.config_training.describe(trainer, whole.model)
         if dry_run:
             if ranks.is_first:
-                _print_plan(settings, run_file, trainer, facts, as_json)
+                _print_plan(whole, run_file, trainer, facts, as_json)
             return
         if ranks.is_first and not as_json:
             for name, value in facts:

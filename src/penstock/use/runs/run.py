@@ -5,7 +5,7 @@ resume.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 from penstock.core.errors import ConfigError
 from penstock.core.notebook import card, curve
@@ -255,7 +255,7 @@ class Run(RunFolder):
         self,
         output: str | Path | None = None,
         *,
-        over: str = "step",
+        over: Literal["step", "tokens"] = "step",
         compare: Sequence["Run | str | Path"] = (),
         smoothing: float = 0.01,
         log_x: bool = False,

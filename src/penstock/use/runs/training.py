@@ -8,7 +8,8 @@ from typing import Any, Unpack
 from penstock.core.errors import ConfigError
 from penstock.learn.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
 from penstock.plan.loader.loader import Loader
-from penstock.use.runs.keywords import DistillKeywords, DistillLoss, Teachers, TrainKeywords
+from penstock.use.runs.given import DistillLoss, Teachers
+from penstock.use.runs.keywords import DistillKeywords, TrainKeywords
 from penstock.use.runs.run import Run, open_run
 from penstock.use.runs.run_document import plain, training_section
 from penstock.use.runs.starting import Model, start
