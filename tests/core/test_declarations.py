@@ -18,8 +18,8 @@ from penstock.core.errors import ConfigError
 from penstock.use.config.models import field_notes
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-import keywords  # noqa: E402
+sys.path.insert(0, str(ROOT / "tests" / "packaging"))
+import write_keywords as keywords  # noqa: E402
 
 CLASSES = [
     "penstock.chat.masks.mask_settings.MaskSettings",
