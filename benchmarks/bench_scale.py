@@ -38,7 +38,7 @@ import json, sys, time
 from pathlib import Path
 import penstock as ps
 from penstock.plan.loader.plan import Plan
-from penstock.plan.loader.steps import StepPlanner
+from penstock.plan.loader.step_planner import StepPlanner
 
 folder, ranks, shuffle, slots, rows = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:6])
 

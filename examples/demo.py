@@ -396,14 +396,14 @@ def prepare_chats() -> None:
     with raw.open("w", encoding="utf-8") as file:
         for record in conversations(modules_of(standard_library())):
             file.write(json.dumps(record) + "\n")
-    report = ps.prepare(
+    chats = ps.prepare(
         str(raw),
         tokenizer=FOLDER / "tokenizer",
         template=CHAT_TEMPLATE,
         output=FOLDER / "chats",
         **CHAT_LENGTHS,
     )
-    print(report.as_text())
+    print(chats.report)
 
 
 def fine_tune(step_seconds: float, threads: int) -> None:

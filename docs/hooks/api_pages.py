@@ -37,7 +37,7 @@ TOPICS = (
         file="prepare",
         title="Prepare data",
         text="Raw records become datasets of tokens. How: [prepare data](../../how-to/prepare.md).",
-        rooms=("prepare", "tokenizers", "sources"),
+        rooms=("prepare", "reports", "tokenizers", "sources"),
     ),
     Topic(
         file="chats",

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from penstock.use import inspection, serving
     from penstock.use.runs.inspecting import inspect
     from penstock.use.runs.opening import build_model, load_model
+    from penstock.use.runs.planning import plan_run, plan_training
     from penstock.use.runs.run import Run, open_run
     from penstock.use.runs.training import distill, train
 
@@ -76,6 +77,8 @@ _NAMES = {
     "inspect": "use.runs.inspecting",
     "load_model": "use.runs.opening",
     "open_run": "use.runs.run",
+    "plan_run": "use.runs.planning",
+    "plan_training": "use.runs.planning",
     "train": "use.runs.training",
     "loss": "learn.training.losses",
 }
@@ -159,6 +162,8 @@ __all__ = [
     "open_dataset",
     "open_run",
     "packing",
+    "plan_run",
+    "plan_training",
     "prepare",
     "sampling",
     "serving",

@@ -15,8 +15,7 @@ from penstock.chat.render.environment import (
     compile_template,
     to_json,
 )
-from penstock.chat.render.template_output import trace
-from penstock.chat.render.traced_text import LITERAL, Traced
+from penstock.chat.render.traced_text import LITERAL, Traced, trace
 
 WORDS = st.text(alphabet=" \n\t\x0b\x85\u2028\x1fabAB,%sß水İ<|\"'\\", max_size=12)
 NESTED = st.recursive(

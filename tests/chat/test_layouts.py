@@ -9,9 +9,9 @@ from penstock.chat.records.layouts import (
     LayoutSettings,
     describe_layout,
     detect_layout,
-    gather_trees,
     read_conversation,
 )
+from penstock.chat.records.trees import gather_trees
 from penstock.chat.render.forms import normalise
 from penstock.core.errors import ConfigError, ConversationError
 

@@ -8,10 +8,9 @@ import pytest
 import yaml
 
 from penstock.core.errors import ConfigError, OutputError
-from penstock.use.cli.plan import STEPS
 from penstock.use.cli.plan import run as plan_verb
-from penstock.use.cli.train import PLANNED_ROWS
 from penstock.use.cli.train import run as train_verb
+from penstock.use.runs.planning import PLANNED_ROWS, STEPS
 
 
 @pytest.fixture
@@ -91,7 +90,7 @@ def test_writers_get_the_run_file_with_its_overrides(run_file, tmp_path, monkeyp
         def close(self):
             """Nothing is open."""
 
-    monkeypatch.setattr("penstock.learn.training.metrics.WandB", Writer)
+    monkeypatch.setattr("penstock.learn.training.trackers.WandB", Writer)
     monkeypatch.setattr("penstock.learn.training.checks.find_spec", lambda name: name)
     changes = [
         "training.steps=2",

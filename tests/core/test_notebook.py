@@ -138,7 +138,8 @@ def test_a_report_prints_as_text_and_its_repr_is_a_line(tmp_path: Path) -> None:
         ["some text"], vocab_size=259, output=tmp_path / "tokenizer", progress=False
     )
     texts = [{"text": "one"}, {"text": "a second"}]
-    report = ps.prepare(texts, tokenizer=tokenizer, output=tmp_path / "<b>data", progress=False)
+    data = ps.prepare(texts, tokenizer=tokenizer, output=tmp_path / "<b>data", progress=False)
+    report = data.report
     assert (
         repr(report)
         == f"PrepareReport({str(tmp_path / '<b>data')!r}: 2 documents, 15 tokens, 0 rejected)"

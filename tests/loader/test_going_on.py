@@ -16,7 +16,7 @@ from makers.datasets import random_documents
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.randomness import key_for, mix
 from penstock.plan.loader.standing import place_after, what_becomes
-from penstock.plan.loader.steps import StepPlanner
+from penstock.plan.loader.step_planner import StepPlanner
 from penstock.plan.sampling import Permutation
 from penstock.use.inspection import dry_run
 

@@ -13,7 +13,7 @@ import penstock.plan.loader.stream as stream_module
 from penstock import Mixture, Source, write_dataset
 from penstock.core.errors import ConfigError, RecordError
 from penstock.plan.loader.plan import Plan, PlanSettings
-from penstock.plan.loader.steps import StepPlanner, balanced_order
+from penstock.plan.loader.step_planner import StepPlanner, balanced_order
 
 SLOTS, WINDOW = 64, 16
 

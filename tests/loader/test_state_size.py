@@ -15,7 +15,7 @@ from penstock.core.errors import StateError
 from penstock.plan.loader import PlanState
 from penstock.plan.loader._plan_kernels import CURSOR
 from penstock.plan.loader.state import pack, unpack
-from penstock.plan.loader.steps import StepState
+from penstock.plan.loader.step_planner import StepState
 from penstock.plan.sampling._kernels import SKIPPED
 
 numbers = st.one_of(

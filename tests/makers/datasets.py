@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from penstock import prepare
-from penstock.data.prepare import PrepareReport
+from penstock.data.reports import PrepareReport
 from penstock.data.shards import TokenizerInfo
 
 
@@ -28,7 +28,7 @@ def tokenizer_info(name: str = "t", **fields: Any) -> TokenizerInfo:
 
 
 def prepare_here(source: Any, tokenizer: Any, output: Any, **options: Any) -> PrepareReport:
-    """`prepare` in this process, without a progress bar."""
+    """The report of `prepare` in this process, without a progress bar."""
     return prepare(
         source, tokenizer=tokenizer, output=output, **{"processes": 1, "progress": False, **options}
-    )
+    ).report

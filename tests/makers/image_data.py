@@ -58,5 +58,4 @@ def write_records(folder: Path, count: int = 24) -> Path:
 def prepare(source: Path, model: Path, output: Path, **options: object) -> ps.Dataset:
     """A prepared dataset."""
     options = {"template": "auto", "on_missing_terminator": "allow", "progress": False, **options}
-    ps.prepare(source, tokenizer=model, output=output, processor=model, **options)
-    return ps.open_dataset(output)
+    return ps.prepare(source, tokenizer=model, output=output, processor=model, **options)

@@ -5,7 +5,7 @@ import random
 import numpy as np
 
 from penstock import ModelInput, write_dataset
-from penstock.data.shards.format.trees import build_tree
+from penstock.data.shards.format.tree_building import build_tree
 from penstock.data.shards.memory import weight_spans
 from penstock.plan.inputs import IGNORE, AttentionRule
 

@@ -159,7 +159,7 @@ def prepare(folder, kind, model, values, **more):
         processor=model,
         overwrite=True,
         **options,
-    )
+    ).report
     rejected = folder / "data" / "rejected.jsonl"
     rejects = (
         [json.loads(line) for line in rejected.read_text().splitlines()]

@@ -445,7 +445,7 @@ def test_sources_may_have_smaller_images(home, dataset, tmp_path):
         on_missing_terminator="allow",
         shrink_pixels=5000,
         progress=False,
-    )
+    ).report
     small = ps.open_dataset(tmp_path / "small")
     pairs = [
         pair
@@ -490,7 +490,7 @@ def test_long_conversations_with_images_are_cut_at_a_turn(home, tmp_path):
     }
     whole = ps.prepare(
         tmp_path / "chats.jsonl", output=tmp_path / "whole", progress=False, **settings
-    )
+    ).report
     lengths = [len(one.tokens) for one in ps.open_dataset(tmp_path / "whole")]
     cut = ps.prepare(
         tmp_path / "chats.jsonl",
@@ -500,7 +500,7 @@ def test_long_conversations_with_images_are_cut_at_a_turn(home, tmp_path):
         too_long="truncate",
         verify_all=True,
         **settings,
-    )
+    ).report
     found = ps.open_dataset(tmp_path / "cut")
     assert [len(one.images) for one in found] == [2, 1]
     assert [len(one.tokens) for one in found] == [2 * lengths[1], lengths[1]]

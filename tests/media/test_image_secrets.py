@@ -12,8 +12,9 @@ from makers.media import picture
 from makers.secret_server import PASSWORD, SIGNATURE, found_secrets, leaks, printed, secret_server
 from penstock.core.errors import PenstockError, RecordError
 from penstock.data.prepare.chat_settings import ChatSettings
+from penstock.media.finding import find_image
 from penstock.media.images import ImageSettings
-from penstock.media.loading import find_image, load_image
+from penstock.media.loading import load_image
 from penstock.use.inspection.conversations import sample_records, show_conversations
 
 pytest.importorskip("aiohttp")
@@ -58,7 +59,7 @@ def prepare(source, home, output, **options):
         "processes": 1,
         **options,
     }
-    return ps.prepare(source, tokenizer=home[1], output=output, processor=home[1], **options)
+    return ps.prepare(source, tokenizer=home[1], output=output, processor=home[1], **options).report
 
 
 def test_images_are_stored_with_names_that_hold_no_secret(home, server, tmp_path):

@@ -7,8 +7,9 @@ import pytest
 from PIL import Image
 
 from penstock.core.errors import RecordError
+from penstock.media.finding import find_image
 from penstock.media.images import ImageSettings
-from penstock.media.loading import digest_of, find_image, load_image, read_reference
+from penstock.media.loading import digest_of, load_image, read_reference
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from makers.models import tiny_huggingface
 from makers.rows import random_row
 from penstock.core.errors import ConfigError
+from penstock.learn.training.optimizer_settings import OptimizerSettings
 from penstock.learn.training.optimizers import Optimizers
-from penstock.learn.training.settings import OptimizerSettings
 from penstock.models import LoraSettings, add_lora, export_adapter, merge_lora, save_model
 from penstock.models.lora.lora import lora_switched_off, lora_weights, remove_lora, settle_parts
 from penstock.models.lora.settings import NewRows

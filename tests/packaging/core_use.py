@@ -29,6 +29,8 @@ NEED_EXTRAS = (
 ON_USE = (
     "penstock.plan.inputs.torch_tensors",
     "penstock.use.cli.used",
+    "penstock.use.config.summary",
+    "penstock.use.config.teacher_cache",
     "penstock.use.config.teachers",
     "penstock.use.config.training",
     "penstock.use.config.vocabularies",
@@ -115,15 +117,15 @@ def use_data_path(folder: Path) -> str:
 
     compilations = event.RecordingListener()
     event.register("numba:compile", compilations)
-    report = ps.prepare(
+    dataset = ps.prepare(
         folder / "texts.jsonl",
         tokenizer=folder / "tokenizer",
         output=folder / "data",
         processes=1,
         progress=False,
     )
-    assert (report.documents, report.rejects) == (300, 0)
-    loader = ps.Loader(ps.Source(folder / "data"), sequence_length=128, rows_per_step=2, threads=1)
+    assert (len(dataset), dataset.report.rejects) == (300, 0)
+    loader = ps.Loader(dataset, sequence_length=128, rows_per_step=2, threads=1)
     steps = [next(steps) for steps in [iter(loader)] for _ in range(3)]
     for step in steps:
         for row in step:

@@ -139,13 +139,13 @@ MODULES = {
             Keywords(
                 name="OptimizerKeywords",
                 says="Settings of `optimizer`; see `OptimizerSettings`.",
-                of=["learn.training.settings.OptimizerSettings"],
+                of=["learn.training.optimizer_settings.OptimizerSettings"],
                 without=("kind",),
             ),
             Keywords(
                 name="ScheduleKeywords",
                 says="Settings of `schedule`; see `ScheduleSettings`.",
-                of=["learn.training.settings.ScheduleSettings"],
+                of=["learn.training.optimizer_settings.ScheduleSettings"],
                 without=("shape",),
             ),
             Keywords(

@@ -1,14 +1,13 @@
-"""Run by test_prepare_ray_nodes.py: prepares on a cluster of two nodes of this machine, and
-disturbs it.
+"""Run by test_prepare_ray_nodes.py: prepares on a cluster of two nodes of this machine, of which
+one is lost meanwhile.
 
-Arguments: the source, the tokenizer, the output, and what happens: `worker` (one is killed) or
-`node` (one is lost); for a URL, also its folder on this machine, which nodes then do not see.
+Arguments: the source, the tokenizer, the output; for a URL, also its folder on this machine, which
+nodes then do not see.
 Prints one JSON line: the report's numbers and the nodes that worked.
 """
 
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -55,7 +54,7 @@ def nodes():
 
 
 def main():
-    source, tokenizer, output, event, *folder = sys.argv[1:]
+    source, tokenizer, output, *folder = sys.argv[1:]
     if folder:
         blind(SimpleNamespace(setattr=setattr))
     work = Path(*folder or [output], ".prepare")
@@ -64,10 +63,7 @@ def main():
     def disturb():
         while len(nodes()) < 2 or len(list(work.glob("part-*.json"))) < 2:
             time.sleep(0.05)
-        if event == "worker":
-            os.kill(int(workers()[-1][0]), signal.SIGKILL)
-        elif event == "node":
-            cluster.remove_node(second, allow_graceful=False)
+        cluster.remove_node(second, allow_graceful=False)
 
     threading.Thread(target=disturb, daemon=True).start()
     report = ps.prepare(
@@ -80,7 +76,7 @@ def main():
         validation=0.2,
         drop_duplicates=True,
         progress=False,
-    )
+    ).report
     print(json.dumps([report.documents, report.num_duplicates, len(nodes())]))
     ray.shutdown()
     cluster.shutdown()

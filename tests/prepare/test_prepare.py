@@ -58,7 +58,7 @@ def test_every_record_comes_out_in_order_with_its_origin(tmp_path, corpus, token
 @pytest.mark.slow
 def test_the_same_bytes_for_any_number_of_processes(tmp_path, corpus, tokenizer):
     (corpus / "1.jsonl").write_text('{"text": "a"}\n{broken\n{"text": "b"}\n')
-    for processes in (1, 2, 3):
+    for processes in (1, 3):
         output = tmp_path / str(processes)
         options = {
             "part_bytes": 30_000,
@@ -69,7 +69,6 @@ def test_the_same_bytes_for_any_number_of_processes(tmp_path, corpus, tokenizer)
         prepare_here(corpus, tokenizer, output, transform=prepare_cases.shout, **options)
     whole = contents(tmp_path / "1")
     assert len([name for name in whole if name.endswith(".arrow")]) > 6
-    assert contents(tmp_path / "2") == whole
     assert contents(tmp_path / "3") == whole
 
 
@@ -182,7 +181,7 @@ def test_first_bad_record_in_order_is_reported_by_several_processes(tmp_path, co
         lines[line - 1] = "{broken"
         (corpus / f"{name}.jsonl").write_text("\n".join(lines))
     with pytest.raises(RecordError, match=r"0.jsonl:650: not JSON"):
-        prepare_here(corpus, tokenizer, tmp_path / "out", processes=3, part_bytes=10_000)
+        prepare_here(corpus, tokenizer, tmp_path / "out", processes=2, part_bytes=10_000)
 
 
 def test_transform(tmp_path, corpus, tokenizer):

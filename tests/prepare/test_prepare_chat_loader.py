@@ -59,6 +59,7 @@ def test_a_mixture_trains_the_targets_of_encode(tmp_path, chat_tokenizer):
         iter([f"water wheel {n}" for n in range(10)]),
         tokenizer=chat_tokenizer,
         output=tmp_path / "text",
+        processes=1,
         progress=False,
     )
     names = [*sets, "text"]

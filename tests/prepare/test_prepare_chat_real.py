@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from penstock import Dataset, chat, load_tokenizer, prepare
+from penstock import chat, load_tokenizer, prepare
 
 SETS = (
     "oasst/en_100_tree.jsonl",
@@ -45,8 +45,8 @@ def test_real_chats(tmp_path, real_data, qwen, chats, name):
         "max_rejects": "100%",
         "on_missing_terminator": "allow",
     }
-    report = prepare(source, tokenizer=qwen, template=path, output=tmp_path / "out", **options)
-    dataset = Dataset.open(tmp_path / "out")
+    dataset = prepare(source, tokenizer=qwen, template=path, output=tmp_path / "out", **options)
+    report = dataset.report
     roles = report.chats["roles"]
     assert sum(role["tokens"] for role in roles.values()) == dataset.manifest.tokens
     assert sum(role["trained"] for role in roles.values()) == dataset.manifest.trained_tokens

@@ -13,7 +13,7 @@ from makers.tokenizers import CHATML
 from penstock import Dataset
 from penstock.chat.masks.certificate import Kind
 from penstock.core.errors import RecordError
-from penstock.data.prepare.chat_summary import MEANINGS, ChatSummary, ProblemCounts
+from penstock.data.reports.chat_summary import MEANINGS, ChatSummary, ProblemCounts
 
 RECORDS = [
     make_chat("water", "pipe <|endoftext|> wheel"),

@@ -124,7 +124,8 @@ def test_a_part_without_any_left_and_no_duplicates_at_all(tokenizer, tmp_path):
 def test_any_number_of_processes_gives_the_same_bytes(repeated, tokenizer, tmp_path):
     options = {**OPTIONS, "validation": 0.3, "progress": False}
     prepare(repeated, tokenizer=tokenizer, output=tmp_path / "one", processes=1, **options)
-    report = prepare(repeated, tokenizer=tokenizer, output=tmp_path / "two", processes=2, **options)
+    two = prepare(repeated, tokenizer=tokenizer, output=tmp_path / "two", processes=2, **options)
+    report = two.report
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     both = decoded(tmp_path / "one/train") + decoded(tmp_path / "one/validation")
     assert len(both) == len(set(both)) == len(firsts(repeated)[0])

@@ -111,6 +111,7 @@ def test_prepare_takes_chat_options(tmp_path):
             tokenizer=tokenizer,
             output=output,
             chat=chat,
+            processes=1,
             progress=False,
         )
         trained.append(ps.open_dataset(output).manifest.trained_tokens)

@@ -10,7 +10,7 @@ from makers.texts import make_texts
 from makers.tokenizers import tiny_tokenizer
 from penstock import Loader, Mixture, Source, inspect, open_dataset, prepare
 from penstock.core.errors import ConfigError, FormatError, RecordError
-from penstock.data.prepare.reasons import KINDS, OTHER, SHOWN, Reasons, kind_of
+from penstock.data.reports.reasons import KINDS, OTHER, SHOWN, Reasons, kind_of
 from penstock.data.sources import Reject
 
 OWN_SYSTEM = (
@@ -145,29 +145,33 @@ def test_named_fields_are_a_keyword_of_python_too(tmp_path, chat_tokenizer):
         prepare_here(["a"], chat_tokenizer, tmp_path / "texts", fields=named)
 
 
-def test_a_report_stands_wherever_a_path_does(tmp_path):
+def test_what_is_prepared_stands_wherever_a_path_does(tmp_path):
     tokenizer = tiny_tokenizer(tmp_path / "tokenizer", make_texts(100), 300)
-    report = prepare(
-        iter(make_texts(40)), tokenizer=tokenizer, output=tmp_path / "web", progress=False
+    web = prepare(
+        iter(make_texts(40)),
+        tokenizer=tokenizer,
+        output=tmp_path / "web",
+        processes=1,
+        progress=False,
     )
-    first = next(iter(Loader(report, sequence_length=64, rows_per_step=2)))
+    first = next(iter(Loader(web, sequence_length=64, rows_per_step=2)))
     for mixture in (
-        Source(report),
-        [report],
-        Source([report]),
-        Mixture(report),
+        Source(web),
+        [web],
+        Source([web]),
+        Mixture(web),
         str(tmp_path / "web"),
     ):
         assert_same_step(next(iter(Loader(mixture, sequence_length=64, rows_per_step=2))), first)
-    assert len(open_dataset(report)) == len(open_dataset([report])) == 40
-    inspect(report, listed=True)
+    assert len(open_dataset(web)) == len(open_dataset([web])) == 40
+    inspect(web, listed=True)
 
 
-def test_a_report_of_splits_says_which_there_are(tmp_path):
+def test_the_folder_of_two_datasets_says_which_there_are(tmp_path):
     tokenizer = tiny_tokenizer(tmp_path / "tokenizer", make_texts(100), 300)
-    report = prepare(
+    prepare(
         iter(make_texts(40)), tokenizer=tokenizer, output=tmp_path / "web", validation=0.3,
-        progress=False,
+        processes=1, progress=False,
     )  # fmt: skip
     with pytest.raises(FormatError, match="train"):
-        Loader(report, sequence_length=64, rows_per_step=2)
+        Loader(tmp_path / "web", sequence_length=64, rows_per_step=2)

@@ -1,6 +1,4 @@
-"""On two nodes, with a worker killed or a node lost meanwhile, prepare gives the bytes of one
-process.
-"""
+"""On two nodes, of which one is lost meanwhile, prepare gives the bytes of one process."""
 
 import json
 from pathlib import Path
@@ -24,8 +22,7 @@ def unchanged(record):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("event", ["worker", "node"])
-def test_the_bytes_of_one_process(tmp_path, corpus, tokenizer, event):
+def test_the_bytes_of_one_process(tmp_path, corpus, tokenizer):
     lines = (corpus / "2.jsonl").read_text().splitlines()[300:500]
     write_texts(corpus / "5.jsonl", [json.loads(line)["text"] for line in lines])
     tokenizer.save(tmp_path / "tokenizer")
@@ -39,7 +36,6 @@ def test_the_bytes_of_one_process(tmp_path, corpus, tokenizer, event):
         corpus,
         tmp_path / "tokenizer",
         tmp_path / "there",
-        event,
         env=environment,
         check=True,
     )
@@ -57,7 +53,7 @@ def test_the_bytes_of_one_process(tmp_path, corpus, tokenizer, event):
         validation=0.2,
         drop_duplicates=True,
         progress=False,
-    )
+    ).report
     assert (documents, duplicates, nodes) == (report.documents, report.num_duplicates, 2)
     assert duplicates >= 200
     names = ("prepare.json", "report.json")  # which name the transform
@@ -88,7 +84,6 @@ def test_a_node_is_lost_that_sends_its_shards_to_a_store(tmp_path, corpus, token
         corpus,
         tmp_path / "tokenizer",
         "s3://bucket/web",
-        "node",
         folder_of("s3://bucket/web"),
     )
     done = run_python(SCRIPT, *words, env=environment, check=True)
@@ -105,7 +100,7 @@ def test_a_node_is_lost_that_sends_its_shards_to_a_store(tmp_path, corpus, token
         validation=0.2,
         drop_duplicates=True,
         progress=False,
-    )
+    ).report
     assert (documents, duplicates, nodes) == (report.documents, report.num_duplicates, 2)
     assert duplicates >= 700
     names = (

@@ -102,7 +102,7 @@ def test_shards_do_not_pass_through_the_driver(
     blind(monkeypatch, lambda number: number % 3 == 0)
     for method in ("PUT", "HEAD"):
         store.fail("500", 2, ".arrow", method)
-    report = prepare(corpus, tokenizer=tokenizer, output=URL, executor="ray", **OPTIONS)
+    report = prepare(corpus, tokenizer=tokenizer, output=URL, executor="ray", **OPTIONS).report
     prepare(corpus, tokenizer=tokenizer, output=tmp_path / "here", processes=1, **OPTIONS)
     assert bucket(store) == contents(tmp_path / "here")
     shards = {name for name in bucket(store) if name.endswith(".arrow")}
@@ -128,7 +128,7 @@ def test_duplicates_are_dropped_on_the_nodes(
     )
     (corpus / "4.jsonl").write_bytes((corpus / "0.jsonl").read_bytes())
     options = {**OPTIONS, "drop_duplicates": True}
-    report = prepare(corpus, tokenizer=tokenizer, output=URL, executor="ray", **options)
+    report = prepare(corpus, tokenizer=tokenizer, output=URL, executor="ray", **options).report
     prepare(corpus, tokenizer=tokenizer, output=tmp_path / "here", processes=1, **options)
     assert report.num_duplicates >= 900
     assert bucket(store) == contents(tmp_path / "here")
@@ -192,7 +192,7 @@ def test_the_driver_is_killed_and_goes_on(store, shared_store, tmp_path, corpus,
     child.communicate(timeout=PATIENCE_SECONDS)
     (store.folder / "stop").unlink()
     assert not [path for path in prepared.rglob("*") if path.suffix == ".arrow"]
-    report = prepare(corpus, output=URL, executor="ray", **options)
+    report = prepare(corpus, output=URL, executor="ray", **options).report
     assert 2 <= report.parts_resumed < report.parts
     prepare(corpus, output=tmp_path / "here", processes=1, **options)
     assert bucket(store) == contents(tmp_path / "here")

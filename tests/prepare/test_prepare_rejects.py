@@ -16,7 +16,7 @@ from penstock import prepare
 from penstock import load_tokenizer
 source, tokenizer, output, options = sys.argv[1:]
 report = prepare(source, tokenizer=tokenizer, output=output, processes=1, progress=False, on_error="skip",
-                 max_rejects="100%", **json.loads(options))
+                 max_rejects="100%", **json.loads(options)).report
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(json.dumps([report.rejects, peak // (1 if sys.platform == "darwin" else 1024)]))
 """  # noqa: E501
@@ -91,7 +91,7 @@ def test_a_weights_field_that_no_record_has_is_reported(tmp_path, tokenizer, cap
         output=tmp_path / "out",
         weights_field="weights",
         processes=1,
-    )
+    ).report
     assert report.weighted == 0
     assert (
         "warning: no record has the field that weights_field names, so all tokens count in full"
@@ -131,27 +131,26 @@ def test_pandas_is_not_imported(tmp_path, tokenizer, chat_tokenizer):
         '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
     )
     pq.write_table(pa.table({"text": ["a", None, "b"]}), tmp_path / "d.parquet")
-    code = (
-        "import sys; from penstock import prepare\nsource, tokenizer, output = sys.argv[1:4]; "
-        "options = eval(sys.argv[4])\nprepare(source, tokenizer=tokenizer, output=output, "
-        "progress=False, processes=1, on_error='skip', **options)\nassert 'pandas' not in "
-        "sys.modules"
-    )
-    for source, folder, options in (
+    code = """
+        import sys
+        from penstock import prepare
+
+        home, each = sys.argv[1], eval(sys.argv[2])
+        for number, (source, tokenizer, options) in enumerate(each):
+            prepare(
+                f"{home}/{source}", tokenizer=f"{home}/{tokenizer}", output=f"{home}/{number}",
+                progress=False, processes=1, on_error="skip", **options,
+            )
+            assert "pandas" not in sys.modules, (source, options)
+    """
+    each = [
         ("a.jsonl", "tokenizer", {"keep_text": True}),
         ("a.jsonl", "tokenizer", {"weights_field": "w"}),
         ("b.txt", "tokenizer", {"validation": 0.5}),
         ("c.jsonl", "chat", {"template": "chatml"}),
         ("d.parquet", "tokenizer", {}),
-    ):
-        arguments = [
-            tmp_path / source,
-            tmp_path / folder,
-            tmp_path / f"out {source} {len(options)} {options}",
-            options,
-        ]
-        found = run_code(code, *arguments)
-        assert found.returncode == 0, (source, options, found.stderr[-1000:])
+    ]
+    run_code(code, tmp_path, each, check=True)
 
 
 def test_a_limit_counts_over_blocks(tmp_path, tokenizer):

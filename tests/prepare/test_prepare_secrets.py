@@ -3,12 +3,11 @@ and nothing else.
 """
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from makers.datasets import prepare_here
+from makers.processes import run_penstock
 from makers.secret_server import (
     SECOND,
     SECRETS,
@@ -20,8 +19,9 @@ from makers.secret_server import (
 )
 from penstock import open_dataset
 from penstock.core.errors import ConfigError, PenstockError, RecordError
-from penstock.data.prepare import PrepareReport
+from penstock.data.reports import PrepareReport
 from penstock.data.sources import open_sources
+from penstock.use.cli import main
 
 pytest.importorskip("aiohttp")
 
@@ -43,12 +43,23 @@ def words(count, start=0):
     return [f"the water never stops {number}" for number in range(start, start + count)]
 
 
-def penstock(*arguments):
+def in_a_process(*arguments):
     """The command line in a process of its own: its status, and all that it prints."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "penstock", *map(str, arguments)], capture_output=True, text=True
-    )
+    ran = run_penstock(*arguments)
     return ran.returncode, ran.stdout + ran.stderr
+
+
+@pytest.fixture
+def penstock(monkeypatch, capfd):
+    """Runs the command line in this process: its status, and all that it and its children print."""
+
+    def call(*arguments):
+        monkeypatch.setattr("sys.argv", ["penstock", *map(str, arguments)])
+        with pytest.raises(SystemExit, match=r"^\d$") as ended:
+            main()
+        return int(ended.value.code or 0), "".join(capfd.readouterr())
+
+    return call
 
 
 def shown(server, kind, name):
@@ -56,7 +67,7 @@ def shown(server, kind, name):
 
 
 @pytest.mark.parametrize("kind", ["private", "signed"])
-def test_the_command_line_keeps_a_secret(server, tokenizer, tmp_path, kind):
+def test_the_command_line_keeps_a_secret(server, tokenizer, tmp_path, penstock, kind):
     """Prepare with rejects in two processes, repeat, verify, inspect and copy; then grep."""
     put(server, "a.jsonl", words(400), bad=["{broken"])
     put(server, "b.jsonl", words(300, 400))
@@ -71,8 +82,8 @@ def test_the_command_line_keeps_a_secret(server, tokenizer, tmp_path, kind):
         "skip",
     ]
     options += ["--part-bytes", 5000, "--processes", 2]
-    for _ in range(2):
-        code, said = penstock("prepare", *urls, *options)
+    for run in (in_a_process, penstock):
+        code, said = run("prepare", *urls, *options)
         assert (code, found_secrets(said)) == (0, []), said
     assert "nothing to do" in said
     for verb, *more in (["verify"], ["inspect"], ["copy", tmp_path / "c"]):
@@ -196,7 +207,7 @@ def test_a_host_that_does_not_answer(tokenizer, tmp_path, monkeypatch):
         assert found_secrets(printed(refused.value)) == [], url
 
 
-def test_a_dataset_on_a_web_server(server, tokenizer, tmp_path):
+def test_a_dataset_on_a_web_server(server, tokenizer, tmp_path, penstock):
     """Opened, its rows read, copied and verified with a password, and with a signature for its
     folder.
     """

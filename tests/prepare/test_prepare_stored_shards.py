@@ -138,7 +138,7 @@ def test_killed_at_every_step_it_goes_on(store, repeated, tokenizer, tmp_path, m
     ):
         monkeypatch.setattr(module, name, dying(getattr(module, name), steps))
     count = 0
-    for die_at in range(2, 1000, 11):
+    for die_at in range(2, 1000, 17):
         steps[:] = [0, die_at]
         try:
             prepare_here(repeated, tokenizer, URL, **options)

@@ -24,7 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from serving_load import Load, resident_bytes
 
 
-@pytest.mark.parametrize("command", [("--api-key", "secret", "--grace-seconds", "0.3")], indirect=True)
+@pytest.mark.parametrize(
+    "command", [("--api-key", "secret", "--grace-seconds", "0.3")], indirect=True
+)
 def test_a_real_model(command, model, tokenizer):
     url, process = command.url, command.process
     stop_ids = [tokenizer.special_tokens["<|end|>"], tokenizer.eos_id]

@@ -10,7 +10,8 @@ from shard_data import make_dataset
 from penstock.core.compiled import address_of
 from penstock.core.errors import FormatError
 from penstock.data.shards import ShardLayout
-from penstock.data.shards.format.layout import batch_positions, read_places, schema_of
+from penstock.data.shards.format.arrow_file import read_places
+from penstock.data.shards.format.layout import batch_positions, schema_of
 
 
 @pytest.mark.parametrize("spans", [False, True])

@@ -18,7 +18,7 @@ from penstock.core.ragged import Ragged
 from penstock.data.shards import ShardLayout, ShardWriter, extend_dataset, finish_dataset
 from penstock.data.shards.format.layout import Column
 from penstock.data.shards.format.manifest import MANIFEST
-from penstock.data.shards.format.trees import build_tree
+from penstock.data.shards.format.tree_building import build_tree
 from penstock.data.shards.verify import verify
 
 

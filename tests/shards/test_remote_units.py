@@ -62,7 +62,7 @@ def make(
 
 
 def _span_block(part):
-    from penstock.data.shards.writing.writer import spans_of
+    from penstock.data.shards.writing.blocks import spans_of
 
     return spans_of(Ragged.from_rows([np.arange(len(one)) % 3 == 1 for one in part], np.float32))
 

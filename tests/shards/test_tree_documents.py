@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from makers.trees import check_tree, random_paths
 from penstock.core.errors import ConfigError, CorruptionError
-from penstock.data.shards.format.trees import Tree, build_tree, pairs_of
+from penstock.data.shards.format.tree_building import build_tree
+from penstock.data.shards.format.trees import Tree, pairs_of
 
 
 @settings(deadline=None, max_examples=300)

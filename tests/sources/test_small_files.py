@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.data.sources import Fields, open_sources, small_files
-from penstock.data.sources.files import find_files
+from penstock.data.sources.finding import find_files
 from penstock.data.sources.json_files import number_lines
 from penstock.data.sources.small_files import SmallFiles, join_small
 

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from makers.processes import run_code
+from makers.forked import run_code
 from penstock.learn.training.checkpoints import newest_complete
 
 SAVE = """

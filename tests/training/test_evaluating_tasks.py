@@ -14,8 +14,9 @@ from penstock.core.errors import ConfigError
 from penstock.learn.evaluation.results import weighted_mean
 from penstock.learn.evaluation.tasks import Answer, Problem, TaskSettings
 from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.evaluator_settings import EvaluatorSettings
 from penstock.learn.training.evaluators import make_evaluators
-from penstock.learn.training.settings import EvaluatorSettings, TrainSettings
+from penstock.learn.training.settings import TrainSettings
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 LOOK = "training.evaluators={next: {kind: task, task: {name: mmlu}, every: 3}}"

@@ -95,13 +95,13 @@ def test_an_error_of_all_ranks_is_printed_once(data, tmp_path):
     assert "ConfigError" in summary(found)
     assert "does not divide among 2 ranks" in summary(found)
     assert tracebacks(found) == 0
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "who", "line"),
     [
-        ("setting", "1", "rank 1: a setting that only this machine dislikes"),
         ("setting", "0", "rank 0: a setting that only this machine dislikes"),
         ("bug", "1", "rank 1: ValueError: a bug of mine"),
     ],

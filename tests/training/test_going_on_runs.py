@@ -5,15 +5,13 @@ resumed.
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 from training_makers import losses, make, train, values
 
 import penstock as ps
+from makers.forked import run_python
 from makers.processes import child_environment
-from patience import PATIENCE_SECONDS
 from penstock.core.errors import ConfigError, StateError
 from penstock.use.cli import plan as plan_verb
 
@@ -143,24 +141,9 @@ def test_killed_by_the_system(data, tmp_path):
             f"training.on_step={tmp_path}/killing.py:kill",
             "training.checkpoints.every=1",
         ]
-        words = [
-            sys.executable,
-            "-m",
-            "penstock",
-            "train",
-            str(data / "run.yaml"),
-            "-o",
-            str(tmp_path / output),
-        ]
+        words = ["-m", "penstock", "train", data / "run.yaml", "-o", tmp_path / output]
         words += [*more, *(word for option in options for word in ("--set", option))]
-        return subprocess.run(
-            words,
-            env={**child_environment(), "KILL_AT": str(kill_at)},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-        )
+        return run_python(*words, env=child_environment(KILL_AT=str(kill_at)))
 
     start = ("--continue-from", str(tmp_path / "a"))
     assert run("whole", 0, *start).returncode == 0

@@ -9,7 +9,8 @@ import pytest
 import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.learn.distillation.settings import DistillationSettings
-from penstock.learn.training.settings import OptimizerSettings, ScheduleSettings, TrainSettings
+from penstock.learn.training.optimizer_settings import OptimizerSettings, ScheduleSettings
+from penstock.learn.training.settings import TrainSettings
 from penstock.models.settings import ModelSettings
 
 

@@ -7,8 +7,9 @@ import types
 import pytest
 
 from penstock.core.errors import FormatError, MissingExtraError, OutputError
-from penstock.core.terminal import visible
-from penstock.learn.training.metrics import Metrics, clock, evaluation_lines, note, read_metrics
+from penstock.core.terminal import clock, visible
+from penstock.learn.training.metrics import Metrics, read_metrics
+from penstock.learn.training.progress_line import evaluation_lines, note
 
 
 def record(step: int, **more) -> dict:

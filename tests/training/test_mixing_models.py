@@ -20,13 +20,14 @@ from penstock import load_tokenizer, open_dataset
 from penstock.core.errors import IsolationError, PenstockError
 from penstock.learn.distillation.teacher_rows import TeacherText
 from penstock.learn.training.distributed import Ranks
-from penstock.learn.training.evaluators import ONE_A_ROW, HeldOutLoss
+from penstock.learn.training.held_out_loss import ONE_A_ROW, HeldOutLoss
 from penstock.models import PackedRows
 from penstock.models.recurrent.borders import document_batches
 from penstock.models.saving import load_model
 from penstock.use.config import load_run
-from penstock.use.config.teachers import cache_teacher, packed_rows
-from penstock.use.config.training import describe
+from penstock.use.config.summary import describe
+from penstock.use.config.teacher_cache import cache_teacher
+from penstock.use.config.teachers import packed_rows
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("plain_torch")

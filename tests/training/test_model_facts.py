@@ -18,7 +18,7 @@ from penstock.learn.evaluation.lm_eval_model import LmEvalModel
 from penstock.learn.evaluation.subject import Subject
 from penstock.learn.training.run_folder import RunFolder
 from penstock.models.facts import FACTS, ModelFacts
-from penstock.use.runs import actions
+from penstock.use.runs import generating
 from penstock.use.runs.opening import load_opened, writer_of
 
 TEXTS = ["the cat sat on the mat", "a dog ran to the cat", "the dog sat"] * 30
@@ -62,6 +62,7 @@ def prepared(tokenizer: Path, output: Path, **more: Any) -> None:
         [{"text": text} for text in TEXTS],
         tokenizer=str(tokenizer),
         output=output,
+        processes=1,
         progress=False,
         **more,
     )
@@ -113,8 +114,8 @@ def test_texts_begin_in_use_as_in_training(
     run = ps.open_run(tmp_path / "moved")
     opened = load_opened(run, device="cpu")
     body = opened.tokenizer.encode("the cat").tolist()
-    asked = actions.ask(["the cat"], 1, actions.sampling_of({}, {}))
-    assert actions.prompt_ids(writer_of(opened, 1), asked) == [[*begin, *body]]
+    asked = generating.ask(["the cat"], 1, generating.sampling_of({}, {}))
+    assert generating.prompt_ids(writer_of(opened, 1), asked) == [[*begin, *body]]
     subject = Subject(opened.model, opened.tokenizer, context_length=32, begin_ids=opened.begin_ids)
     assert subject.prompt_ids("the cat") == [*begin, *body]
     assert LmEvalModel(subject).tok_encode("the cat") == [*begin, *body]
@@ -207,16 +208,16 @@ def test_the_base_gives_defaults_of_sampling_which_arguments_override(
     from penstock.use.serving.settings import ServeSettings
 
     run = trained(str(folder / "llama"), folder / "with-no", tmp_path / "run")
-    own = actions.own_sampling(run)
+    own = generating.own_sampling(run)
     assert own["max_tokens"] == 7
     assert {n: own[n] for n in ("temperature", "top_p", "top_k")} == {
         "temperature": 0.6,
         "top_p": 0.95,
         "top_k": 20,
     }
-    how = actions.sampling_of({"temperature": 0.0, "top_k": None}, own)
+    how = generating.sampling_of({"temperature": 0.0, "top_k": None}, own)
     assert (how.temperature, how.top_k, how.top_p) == (0.0, None, 0.95)
-    assert actions.sampling_of({}, {}).temperature == 0.8
+    assert generating.sampling_of({}, {}).temperature == 0.8
     writer = writer_of(load_opened(run, device="cpu"), 2)
     served = ServedModel(
         name="m",

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from penstock.core.errors import ConfigError, StateError
+from penstock.learn.training.optimizer_settings import OptimizerSettings
 from penstock.learn.training.optimizers import Optimizers
-from penstock.learn.training.settings import OptimizerSettings
 
 
 class Tiny(nn.Module):

@@ -14,7 +14,7 @@ from python_makers import SETTINGS, KillAfter, KilledError, make_loader, make_mo
 from training_makers import losses, make, train, values
 
 import penstock as ps
-from makers.processes import run_python
+from makers.forked import run_python
 from penstock.core.errors import ConfigError, FormatError, IsolationError, StateError
 from penstock.models.building import as_language_model, build_model
 from penstock.models.own_code import name_of

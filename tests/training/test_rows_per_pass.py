@@ -15,7 +15,7 @@ from makers.models import tiny_huggingface
 from penstock.core.errors import ConfigError, IsolationError
 from penstock.learn.training import checks
 from penstock.learn.training.checks import rows_per_pass
-from penstock.models.language_model import RowTensors
+from penstock.models.row_tensors import RowTensors
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 FOUR = "training.steps=4"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.learn.training.settings import ScheduleSettings
+from penstock.learn.training.optimizer_settings import ScheduleSettings
 
 SHAPES = ["constant", "linear", "cosine", "wsd"]
 

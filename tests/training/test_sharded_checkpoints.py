@@ -7,8 +7,8 @@ import torch
 from training_makers import on_two_processes
 
 from penstock.learn.training.checkpoints import newest_complete
+from penstock.learn.training.optimizer_settings import OptimizerSettings
 from penstock.learn.training.optimizers import Optimizers
-from penstock.learn.training.settings import OptimizerSettings
 
 SCRIPT = """
     import os, sys
@@ -19,7 +19,7 @@ SCRIPT = """
     from torch.distributed.fsdp import fully_shard
     from penstock.core.errors import PenstockError
     from penstock.learn.training.checkpoints import newest_complete, save_checkpoint
-    from penstock.learn.training.settings import OptimizerSettings
+    from penstock.learn.training.optimizer_settings import OptimizerSettings
     from penstock.learn.training.optimizers import Optimizers
 
     torch.set_num_threads(1)

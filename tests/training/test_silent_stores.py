@@ -3,18 +3,16 @@ it.
 """
 
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 
 import pytest
 
+from makers.forked import start_python
 from makers.object_store import s3_store
-from makers.processes import child_environment
 from makers.texts import make_texts
 from makers.tokenizers import tiny_tokenizer
-from patience import PATIENCE_SECONDS, wait_for
+from patience import wait_for
 from penstock import write_dataset
 from penstock.learn.training.checkpoints import newest_complete
 
@@ -51,18 +49,8 @@ def store(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("name", "threads"), [("SIGINT", 1), ("SIGTERM", 2)])
 def test_a_run_ends_that_waits_for_a_silent_store(store, tmp_path, name, threads):
     (tmp_path / "run.yaml").write_text(textwrap.dedent(RUN_FILE).replace("THREADS", str(threads)))
-    words = [
-        sys.executable,
-        "-m",
-        "penstock",
-        "train",
-        tmp_path / "run.yaml",
-        "-o",
-        tmp_path / "run",
-    ]
-    with subprocess.Popen(
-        words, stderr=subprocess.PIPE, text=True, env=child_environment()
-    ) as process:
+    words = ["-m", "penstock", "train", tmp_path / "run.yaml", "-o", tmp_path / "run"]
+    with start_python(*words, folder=tmp_path) as process:
         metrics = tmp_path / "run" / "metrics.jsonl"
         wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3, process)
         wait_for(lambda: store.count("00001.arrow"), process)
@@ -71,7 +59,7 @@ def test_a_run_ends_that_waits_for_a_silent_store(store, tmp_path, name, threads
             time.sleep(1)
             sizes.append(metrics.stat().st_size)
         process.send_signal(getattr(signal, name))
-        said = process.communicate(timeout=PATIENCE_SECONDS)[1]
+        said = process.communicate()[1]
     done = metrics.read_text().count("\n")
     assert newest_complete(tmp_path / "run" / "checkpoints").step == done
     if process.returncode == 0:  # on a busy machine, it was still in a step

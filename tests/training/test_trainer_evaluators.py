@@ -16,7 +16,8 @@ from penstock import open_dataset
 from penstock.core.errors import ConfigError
 from penstock.learn.training import evaluators
 from penstock.learn.training.distributed import Ranks
-from penstock.learn.training.evaluators import HeldOutLoss, never
+from penstock.learn.training.held_out_loss import HeldOutLoss
+from penstock.learn.training.stop import never
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 

@@ -3,20 +3,18 @@ uninterrupted run.
 """
 
 import signal
-import subprocess
-import sys
 import textwrap
 
 import pytest
 from training_makers import losses, train
 
-from makers.processes import child_environment, run_python
-from patience import PATIENCE_SECONDS, wait_for
+from makers.forked import run_python, start_python
+from patience import wait_for
 from penstock.learn.training.checkpoints import newest_complete
 from penstock.learn.training.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_torch")]
-KILLS, STEPS = 12, 90
+KILLS, STEPS = 7, 50
 
 # Torch is imported once: the processes that train are forks.
 KILLING = """
@@ -75,16 +73,14 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(data, tmp_path, name):
         "training.checkpoints.every=199999",
         "training.schedule.shape=constant",
     )
-    words = [sys.executable, "-m", "penstock", "train", data / "run.yaml", "-o", tmp_path / "run"]
+    words = ["-m", "penstock", "train", data / "run.yaml", "-o", tmp_path / "run"]
     words += [word for option in options for word in ("--set", option)]
-    with subprocess.Popen(
-        words, stderr=subprocess.PIPE, text=True, env=child_environment()
-    ) as process:
+    with start_python(*words, folder=tmp_path) as process:
         metrics = tmp_path / "run" / "metrics.jsonl"
         wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3, process)
         process.send_signal(getattr(signal, name))
         done = metrics.read_text().count("\n")
-        said = process.communicate(timeout=PATIENCE_SECONDS)[1]
+        said = process.communicate()[1]
     assert process.returncode == 0
     stopped = newest_complete(tmp_path / "run" / "checkpoints").step
     # The step that was under way, and the one before it, whose record may not have been written.

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from training_makers import on_two_processes, train, values
 
-from makers.processes import run_python
-
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_torch")]
 
 SCRIPT = """
@@ -143,22 +141,3 @@ def test_refusals_are_those_of_all_ranks(runs):
     assert second[1].startswith("DistributedError: rank 0 failed: ")
     assert "the ranks find different checkpoints, this one step 6" in first[2]
     assert "the ranks find different checkpoints, this one step 0" in second[2]
-
-
-def test_torchrun_with_rows_that_do_not_divide_ends(data, tmp_path):
-    uneven = "data.loader.rows_per_step=3"
-    torchrun = (
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "penstock",
-    )
-    found = run_python(
-        *torchrun, "train", data / "run.yaml", "-o", tmp_path / "run", "--set", uneven
-    )
-    assert found.returncode != 0
-    assert "rows_per_step" in found.stderr
-    assert not (tmp_path / "run").exists()

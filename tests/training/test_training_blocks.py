@@ -9,7 +9,7 @@ from training_makers import losses, make, train, values
 
 from makers.published_kernels import install
 from penstock.core.errors import ConfigError
-from penstock.use.config.training import describe
+from penstock.use.config.summary import describe
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 STEPS = "training.steps=5"

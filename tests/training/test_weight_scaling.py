@@ -21,7 +21,7 @@ from penstock.data.shards.memory import weight_spans
 from penstock.integrations.trl.preferences import pairs_of_document
 from penstock.learn.training import path_training
 from penstock.learn.training.distributed import Ranks
-from penstock.learn.training.evaluators import HeldOutLoss
+from penstock.learn.training.held_out_loss import HeldOutLoss
 from penstock.learn.training.path_settings import (
     LABEL_KINDS,
     PAIR_KINDS,

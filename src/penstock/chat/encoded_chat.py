@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 
 from penstock.chat.masks.certificate import Certificate
-from penstock.chat.masks.checks import Evidence
+from penstock.chat.masks.evidence import Evidence
 from penstock.chat.masks.reasons import BEHIND, IMAGE, WRITTEN, reasons_of
 from penstock.core.arrays import Bool, Float32, Int64, UInt32
 from penstock.core.errors import ConfigError

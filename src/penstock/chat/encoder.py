@@ -9,27 +9,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack, cast, final
+from typing import Any, Unpack, cast, final
 
 import numpy as np
 
+from penstock.chat.drafts import Draft, render_draft
 from penstock.chat.encoded_chat import EncodedChat
 from penstock.chat.masks.authors import find_authors
 from penstock.chat.masks.boundaries import Boundary, ResolvedBoundary, resolve
-from penstock.chat.masks.checks import Evidence, as_prompted, certify
+from penstock.chat.masks.checks import certify
+from penstock.chat.masks.evidence import Evidence
 from penstock.chat.masks.families import Family, detect_family
 from penstock.chat.masks.mask_keywords import MaskKeywords
 from penstock.chat.masks.mask_settings import MaskSettings
-from penstock.chat.masks.masks import Mask, decide, trained_messages, weigh
+from penstock.chat.masks.masks import Mask, decide, weigh
 from penstock.chat.masks.scanning import scan
 from penstock.chat.records.conversation import Conversation
 from penstock.chat.records.layouts import read_conversation
 from penstock.chat.records.unread import unread_of_messages
-from penstock.chat.render.choosing import render_form
-from penstock.chat.render.excerpts import find_turns
-from penstock.chat.render.structure import find_lost
-from penstock.chat.render.template import Rendered, Template, load_template, own_template
-from penstock.chat.render.turns import RenderedConversation, Turn
+from penstock.chat.render.template import Template, load_template, own_template
+from penstock.chat.render.turns import Turn
 from penstock.chat.tokens.borders import encode_cut, merged_borders
 from penstock.chat.tokens.encoding import EncodedText, encode_rendered_batch
 from penstock.chat.tokens.images import restore
@@ -56,16 +55,6 @@ _NOT_OF_THE_MASK = (
     "; variables of the template come with it: template=ps.chat.load_template(…, "
     "enable_thinking=False); how a record is read: ps.chat.read_conversation"
 )
-
-
-class _Draft(NamedTuple):
-    """A conversation in the form that the template accepts, as text, with its turns."""
-
-    conversation: Conversation
-    rendered: Rendered
-    trained: tuple[int, ...]
-    """Messages to train."""
-    turns: dict[int, Turn]
 
 
 @final
@@ -172,9 +161,9 @@ class ChatEncoder:
         if not self._takes_media and self.processor is None:
             for conversation in conversations:
                 refuse_media(conversation.messages, conversation.attachments, conversation.origin)
-        return self._encode_drafts([self._render(conversation) for conversation in conversations])
+        return self._encode_drafts([self._draft(one) for one in conversations])
 
-    def _encode_drafts(self, drafts: Sequence[_Draft]) -> list[list[EncodedChat]]:
+    def _encode_drafts(self, drafts: Sequence[Draft]) -> list[list[EncodedChat]]:
         """Rendered conversations as tokens with loss weights and certificates."""
         texts = [draft.rendered for draft in drafts]
         authors = [
@@ -232,7 +221,7 @@ class ChatEncoder:
         return done
 
     def _encode_texts(
-        self, drafts: Sequence[_Draft], literals: Sequence[Bool]
+        self, drafts: Sequence[Draft], literals: Sequence[Bool]
     ) -> tuple[list[EncodedText], list[list[ImagePlace]]]:
         """Tokens of rendered conversations, and the tokens of each image."""
         texts, forged = [draft.rendered.text for draft in drafts], self.mask_settings.allow_forged
@@ -264,7 +253,7 @@ class ChatEncoder:
         ]
         return [text for text, _ in both], [places for _, places in both]
 
-    def _merged(self, draft: _Draft, encoded: EncodedText) -> tuple[int, ...]:
+    def _merged(self, draft: Draft, encoded: EncodedText) -> tuple[int, ...]:
         """Trained replies whose prompt has other ids than the document has up to them."""
         if self.processor is not None:
             return ()  # the text that is encoded has what stands for images
@@ -289,7 +278,7 @@ class ChatEncoder:
         return self._stretches[text]
 
     def _split_at(
-        self, draft: _Draft, encoded: EncodedText, literal: Any, merged: Sequence[int]
+        self, draft: Draft, encoded: EncodedText, literal: Any, merged: Sequence[int]
     ) -> EncodedText:
         """The tokens of a conversation, ended where the prompts for some replies end."""
         if not merged:
@@ -313,32 +302,10 @@ class ChatEncoder:
         weights = scan(rows, self.boundaries, roles, self.mask_settings.train_on_eos)
         return [weights[row] != 0 for row in range(len(encoded))]
 
-    def _render(self, conversation: Conversation, *, prompted: bool = False) -> _Draft:
-        """A conversation as text, with its turns; `prompted`: with the prompt for its last turn
-        before that turn.
-        """
-        try:
-            conversation, rendered = render_form(conversation, self.template, self._stops)
-            trained = trained_messages(conversation, self.mask_settings)
-            turns = self._turns(conversation, rendered, trained)
-            if prompted:
-                rendered = as_prompted(conversation, rendered, turns, self.template)
-                lost = tuple(find_lost(conversation.messages, rendered, self._stops))
-                rendered = replace(rendered, lost=lost)
-                turns = self._turns(conversation, rendered, trained)
-        except ValueError as error:
-            raise ConversationError(f"{conversation.origin or 'conversation'}: {error}") from error
-        return _Draft(conversation, rendered, trained, turns)
-
-    def _turns(
-        self, conversation: Conversation, rendered: Rendered, trained: Sequence[int]
-    ) -> dict[int, Turn]:
-        messages = conversation.messages
-        replies = [number for number in trained if messages[number]["role"] == "assistant"]
-        whole = RenderedConversation(
-            self.template, rendered, messages, conversation.tools, conversation.variables
+    def _draft(self, conversation: Conversation, *, prompted: bool = False) -> Draft:
+        return render_draft(
+            conversation, self.template, self.mask_settings, self._stops, prompted=prompted
         )
-        return find_turns(whole, replies)
 
     def _finish(self, evidence: Evidence, places: Sequence[ImagePlace] = ()) -> EncodedChat:
         encoded, mask, text = evidence.encoded, evidence.mask, evidence.rendered.text
@@ -416,7 +383,7 @@ class ChatEncoder:
         return [
             chat
             for [chat] in alone._encode_drafts(
-                [alone._render(head, prompted=True) for head in heads]
+                [alone._draft(head, prompted=True) for head in heads]
             )
         ]
 

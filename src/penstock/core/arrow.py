@@ -5,22 +5,21 @@ pyarrow's own conversions (`pyarrow.array`, `numpy.asarray` of an Arrow array, `
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.arrays import Array
 
-def to_numpy(array: pa.Array, null: float | bool = 0) -> np.ndarray[Any, Any]:
+
+def to_numpy(array: pa.Array, null: float | bool = 0) -> Array:
     """The numbers or booleans of an Arrow array [n], with `null` in place of nulls."""
     kind = pa.uint8() if pa.types.is_boolean(array.type) else array.type
     dtype = np.dtype(np.bool_ if kind != array.type else array.type.to_pandas_dtype())
     if not len(array):
         return np.empty(0, dtype)
     cast = array.cast(kind) if kind != array.type else array
-    values: np.ndarray[Any, Any] = np.frombuffer(cast.buffers()[1], dtype)[
-        cast.offset : cast.offset + len(cast)
-    ]
+    values: Array = np.frombuffer(cast.buffers()[1], dtype)[cast.offset : cast.offset + len(cast)]
     return (
         np.where(to_numpy(array.is_valid()), values, np.array(null, dtype))
         if array.null_count
@@ -28,7 +27,7 @@ def to_numpy(array: pa.Array, null: float | bool = 0) -> np.ndarray[Any, Any]:
     )
 
 
-def from_numpy(values: np.ndarray[Any, Any]) -> pa.Array:
+def from_numpy(values: Array) -> pa.Array:
     """An Arrow array on the memory of native numbers [n], not booleans."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(values))]
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)

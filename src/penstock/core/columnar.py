@@ -6,11 +6,11 @@ with; if one of them is null, it becomes an `OwnNulls`, so that the two kinds of
 """
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
-from penstock.core.json_values import JsonObject
+from penstock.core.json_values import JsonObject, JsonValue
 
 _MEDIA = ("image", "audio", "video", "sound", "frame", "picture", "pixel", "array")
 """How fields begin that hold media as arrays."""
@@ -21,12 +21,12 @@ class OwnNulls(JsonObject):
     """An object whose nulls were written as such: no format added them."""
 
 
-def has_none(value: Mapping[Any, Any]) -> bool:
+def has_none(value: Mapping[str, object]) -> bool:
     """Whether a value of an object is null; `None in …` would compare arrays."""
     return any(item is None for item in value.values())
 
 
-def as_plain(value: object) -> Any:
+def as_plain(value: object) -> JsonValue:
     """A value with lists for NumPy arrays, dicts for other mappings, and Python's numbers for
     NumPy's, at any depth.
 
@@ -36,7 +36,7 @@ def as_plain(value: object) -> Any:
     return _plain(value, is_medium=False)
 
 
-def _plain(value: object, *, is_medium: bool) -> Any:
+def _plain(value: object, *, is_medium: bool) -> JsonValue:
     if isinstance(value, dict):
         return _changed(value)
     if isinstance(value, list | tuple):
@@ -50,7 +50,7 @@ def _plain(value: object, *, is_medium: bool) -> Any:
     return _changed(dict(value)) if isinstance(value, Mapping) else value
 
 
-def _changed(value: dict[Any, Any]) -> dict[Any, Any]:
+def _changed(value: JsonObject) -> JsonObject:
     items = {
         key: _plain(item, is_medium=str(key).startswith(_MEDIA)) for key, item in value.items()
     }

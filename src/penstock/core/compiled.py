@@ -18,15 +18,18 @@ import numpy as np
 from llvmlite import ir
 from numba import _dynfunc, types
 from numba.core import cgutils
+from numba.core.base import BaseContext
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler, DefaultPassBuilder
+from numba.core.compiler import Compiler, DefaultPassBuilder, StateDict
 from numba.core.compiler_machinery import register_pass
 from numba.core.registry import CPUDispatcher
 from numba.core.typed_passes import NativeLowering
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 from numba.np.numpy_support import from_dtype
+from numpy.typing import DTypeLike
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
 from penstock.core.kernel_cache import KernelCache
 from penstock.core.system import refuse_windows
@@ -71,7 +74,7 @@ def from_python(part: Function) -> Function:
 class _Kernel(CPUDispatcher):  # type: ignore[misc]
     """A function that Python calls, compiled to machine code of its own."""
 
-    def __init__(self, function: Any, **options: Any) -> None:
+    def __init__(self, function: object, **options: object) -> None:
         super().__init__(function, **options)
         self._cache = KernelCache(self.py_func)
 
@@ -110,7 +113,7 @@ class _PartLibrary(JITCodeLibrary):  # type: ignore[misc]
         self._finalized = True
 
 
-def _reload_init(library: Any) -> set[Any]:
+def _reload_init(library: object) -> set[Callable[..., object]]:
     """Initialiser that runs when the library's code is loaded from a file; Numba 0.61 has none."""
     return getattr(library, "_reload_init", set())
 
@@ -121,7 +124,7 @@ class _LowerPart(NativeLowering):  # type: ignore[misc]
 
     _name = "penstock_lower_part"
 
-    def run_pass(self, state: Any) -> bool:
+    def run_pass(self, state: StateDict) -> bool:
         library = state.library = _PartLibrary(
             state.targetctx.codegen(), state.func_id.func_qualname
         )
@@ -140,7 +143,7 @@ class _LowerPart(NativeLowering):  # type: ignore[misc]
 
 
 class _PartCompiler(Compiler):  # type: ignore[misc]
-    def define_pipelines(self) -> list[Any]:
+    def define_pipelines(self) -> list[DefaultPassBuilder]:
         manager = DefaultPassBuilder.define_nopython_pipeline(self.state)
         manager.passes[:] = [
             (_LowerPart if one is NativeLowering else one, text) for one, text in manager.passes
@@ -151,14 +154,18 @@ class _PartCompiler(Compiler):  # type: ignore[misc]
 
 
 def _array_at(
-    context: Any, builder: Any, kind: types.Array, address: Any, shape: Sequence[Any]
-) -> Any:
+    context: BaseContext,
+    builder: ir.IRBuilder,
+    kind: types.Array,
+    address: ir.Value,
+    shape: Sequence[ir.Value],
+) -> ir.Value:
     """An array over `address`, C-contiguous and without reference counting."""
     array = make_array(kind)(context, builder)
     item = context.get_constant(
         types.intp, context.get_abi_sizeof(context.get_data_type(kind.dtype))
     )
-    strides: list[Any] = []
+    strides: list[ir.Value] = []
     step = item
     for size in reversed(shape):
         strides.insert(0, step)
@@ -169,7 +176,7 @@ def _array_at(
     return array._getvalue()
 
 
-def viewer(dtype: Any) -> Any:
+def viewer(dtype: DTypeLike) -> Any:
     """For kernels: shows memory as an array of numbers or records: address (uint64), length (int64)
     → array.
     """
@@ -241,7 +248,7 @@ def keep_alive(typing_context, array):
     return types.void(array), codegen
 
 
-def address_of(array: np.ndarray[Any, Any]) -> int:
+def address_of(array: Array) -> int:
     """Address of the first byte of `array`, which the caller must keep alive while a kernel uses
     it.
     """

@@ -141,3 +141,15 @@ def reason_of(error: Exception) -> str:
         if isinstance(error, OSError | ValueError | SyntaxError | RuntimeError)
         else f"{name}: {text}"
     )
+
+
+def require_above_zero(where: str, settings: object, *names: str) -> None:
+    """Check numbers of settings; None is no number.
+
+    Raises:
+        ConfigError: One is 0 or less, or NaN.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not value > 0:
+            raise ConfigError(f"{where}.{name} must be above 0, got {value!r}")

@@ -4,15 +4,14 @@ be read back.
 
 import json
 from pathlib import Path
-from typing import Any
 
 from penstock.core.errors import ConfigError, FormatError, PenstockError
-from penstock.core.json_values import JsonObject
+from penstock.core.json_values import JsonObject, JsonValue
 
 
 def parse_json(
     content: str | bytes, where: str | Path, error: type[PenstockError] = FormatError
-) -> Any:
+) -> JsonValue:
     """The value of a JSON text.
 
     Args:

@@ -34,7 +34,7 @@ def record_of(kind: type[Record], value: object, where: str = "") -> Record:
     Raises:
         ValueError: A field is missing, unknown, or of another type; the message names it.
     """
-    known: list[Any] = list(fields(kind))  # type: ignore[arg-type]
+    known = list(fields(kind))  # type: ignore[arg-type]
     if not isinstance(value, dict):
         raise ValueError(f"{where or 'it'}: expected an object, found {_shown(value)}")  # noqa: TRY004  (a file's type, not a caller's)
     if wrong := sorted({field.name for field in known} ^ set(value)):
@@ -92,7 +92,7 @@ def _typed(kind: object, value: object, where: str) -> Any:
 
 
 @cache
-def _shape(kind: object) -> tuple[Any, tuple[Any, ...]]:
+def _shape(kind: object) -> tuple[object, tuple[Any, ...]]:
     """What a type is made of."""
     return get_origin(kind), get_args(kind)
 
@@ -122,7 +122,7 @@ def _below(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def _length(arguments: tuple[Any, ...]) -> str:
+def _length(arguments: tuple[object, ...]) -> str:
     return "" if arguments[-1] is ... else f" of {len(arguments)}"
 
 

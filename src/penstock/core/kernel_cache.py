@@ -24,18 +24,19 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
 import numba
 import numpy as np
 from numba.core import event
+from numba.core.base import BaseContext
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
 from numba.core.dispatcher import Dispatcher
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
+from numba.core.typing import Signature
 
 from penstock.core.formats import KERNEL
 
@@ -131,7 +132,7 @@ class KernelCache(_Cache):  # type: ignore[misc]
     def flush(self) -> None:
         """Nothing is kept in memory."""
 
-    def load_overload(self, signature: Any, target: Any) -> Any:
+    def load_overload(self, signature: Signature, target: BaseContext) -> CompileResult | None:
         """Compiled code for a signature; None: nothing that can be used."""
         if not self._enabled:
             return None
@@ -148,7 +149,7 @@ class KernelCache(_Cache):  # type: ignore[misc]
                 return CompileResult._rebuild(target, *pickle.loads(payload))
         return None
 
-    def save_overload(self, signature: Any, result: Any) -> None:
+    def save_overload(self, signature: Signature, result: CompileResult) -> None:
         """Keep what was compiled. Where it cannot be kept, each process compiles."""
         folder = cache_folder()
         if folder is None or not self._enabled or result.library.has_dynamic_globals:
@@ -164,14 +165,14 @@ class KernelCache(_Cache):  # type: ignore[misc]
         except OSError:
             own.unlink(missing_ok=True)
 
-    def _files(self, signature: Any, cpu: tuple[str, ...]) -> Iterator[Path]:
+    def _files(self, signature: object, cpu: tuple[str, ...]) -> Iterator[Path]:
         """Where the code may be: compiled here, then brought by a wheel."""
         if (folder := cache_folder()) is not None:
             yield folder / self._name(signature, cpu)
         if (level := shipped_level()) is not None:
             yield SHIPPED / self._name(signature, (cpu[0], level, ""))
 
-    def _name(self, signature: Any, cpu: tuple[str, ...]) -> str:
+    def _name(self, signature: object, cpu: tuple[str, ...]) -> str:
         """kernel-platform-sources-signature.kernel; only the third part changes when penstock
         does.
         """
@@ -261,7 +262,7 @@ def code_modules(module: str) -> set[str]:
     return seen
 
 
-def _as_text(value: Any) -> Iterator[str]:
+def _as_text(value: object) -> Iterator[str]:
     if isinstance(value, np.ndarray):
         yield f"{value.dtype}{value.shape}{value.tobytes().hex()}"
     elif isinstance(value, bool | int | float | str | bytes | tuple | np.generic | np.dtype):
@@ -278,7 +279,7 @@ class _Compiling(event.Listener):  # type: ignore[misc]
     def __init__(self) -> None:
         self._depth, self._said, self._collects = 0, False, False
 
-    def on_start(self, event: Any) -> None:
+    def on_start(self, event: event.Event) -> None:
         if not _is_ours(event):
             return
         if not self._depth:
@@ -287,7 +288,7 @@ class _Compiling(event.Listener):  # type: ignore[misc]
             self._say()
         self._depth += 1
 
-    def on_end(self, event: Any) -> None:
+    def on_end(self, event: event.Event) -> None:
         if not _is_ours(event):
             return
         self._depth -= 1
@@ -308,7 +309,7 @@ class _Compiling(event.Listener):  # type: ignore[misc]
         print(f"penstock: compiling kernels (5 to 30 s); {later}", file=sys.stderr, flush=True)
 
 
-def _is_ours(event: Any) -> bool:
+def _is_ours(event: event.Event) -> bool:
     return str(event.data["dispatcher"].py_func.__module__).startswith("penstock.")
 
 

@@ -4,11 +4,12 @@ not objects.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
-from penstock.core.arrays import Int64
+from penstock.core.arrays import Array, Int64
 
 
 @final
@@ -20,19 +21,19 @@ class Ragged:
     at 0 and never decreases; its last entry is `len(values)`.
     """
 
-    values: np.ndarray[Any, np.dtype[Any]]
+    values: Array
     offsets: Int64
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, row: int) -> np.ndarray[Any, np.dtype[Any]]:
+    def __getitem__(self, row: int) -> Array:
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         row %= len(self)
         return self.values[self.offsets[row] : self.offsets[row + 1]]
 
-    def __iter__(self) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
+    def __iter__(self) -> Iterator[Array]:
         return (self[row] for row in range(len(self)))
 
     @property
@@ -41,7 +42,7 @@ class Ragged:
         return np.diff(self.offsets)
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Any], dtype: Any) -> "Ragged":
+    def from_rows(cls, rows: Sequence[ArrayLike], dtype: DTypeLike) -> "Ragged":
         """Join a list of 1-D arrays or lists."""
         arrays = [np.asarray(row, dtype=dtype) for row in rows]
         offsets = np.zeros(len(arrays) + 1, np.int64)

@@ -115,7 +115,7 @@ def suggests(call: CallT) -> CallT:
     Loader("data", batch_size=2)  # ConfigError: Loader: unknown argument 'batch_size'; did you mean 'rows_per_step'?
     ```
     """  # noqa: E501
-    function: Any = call.__init__ if isinstance(call, type) else call  # type: ignore[misc] # of a class, not an object
+    function = call.__init__ if isinstance(call, type) else call  # type: ignore[misc] # of a class, not an object
     parameters = inspect.signature(call).parameters
     names, known = (
         frozenset(parameters),
@@ -123,7 +123,7 @@ def suggests(call: CallT) -> CallT:
     )
 
     @wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: object, **kwargs: object) -> Any:
         if not names.issuperset(kwargs):
             refuse_arguments(call.__name__, kwargs, known)
         return function(*args, **kwargs)

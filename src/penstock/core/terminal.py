@@ -11,10 +11,10 @@ imported only when a bar is drawn.
 import sys
 import time
 from collections.abc import Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
 if TYPE_CHECKING:
+    import rich.progress
     from rich.console import Console
 
 MARKS = {"\n": "⏎", "\t": "→", "\r": "␍"}
@@ -91,8 +91,8 @@ class Progress:
         """`done` of the last plain line."""
         self.figures: dict[str, float] = {}
         self._rates = rates or {}
-        self._live: Any = None
-        self._task: Any = None
+        self._live: rich.progress.Progress | None = None
+        self._task: rich.progress.TaskID
         self._enabled = enabled
         self._started = self._shown = time.monotonic()
 
@@ -104,12 +104,7 @@ class Progress:
             self._task = self._live.add_task(self.title, total=self.total, note="")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._live is not None:
             self._live.update(self._task, completed=self.done, note=self.note())
             self._live.stop()
@@ -154,7 +149,7 @@ class Progress:
             flush=True,
         )
 
-    def _make_bar(self) -> Any:
+    def _make_bar(self) -> "rich.progress.Progress":
         from rich.console import Console
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn
         from rich.progress import Progress as Bar
@@ -169,7 +164,7 @@ class Progress:
         )
 
 
-def time_columns() -> tuple[Any, ...]:
+def time_columns() -> "tuple[rich.progress.ProgressColumn, ...]":
     """The end of a bar: `0:00:11 elapsed · 0:01:12 left`."""
     from rich.progress import TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

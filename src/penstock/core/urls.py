@@ -23,8 +23,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 from urllib.parse import quote, unquote, unquote_plus
+
+from penstock.core.json_values import JsonValue
 
 _LINKS = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*(?:::|:/))")
 """Where the URLs of one of fsspec's chains meet: `simplecache::https://…`."""
@@ -265,7 +267,7 @@ def shown_urls(text: str) -> str:
     )
 
 
-def shown_values(value: object) -> Any:
+def shown_values(value: object) -> JsonValue:
     """Values of JSON or YAML with each URL in their texts as `shown_url` shows it."""
     if isinstance(value, str):
         return shown_urls(value)

@@ -11,12 +11,12 @@ outside the arrays is read or written. `copy_line` and `find_bytes` take address
 access a whole cache line, which the caller must have room for.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.base import BaseContext
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 from numba.np.numpy_support import as_dtype
@@ -27,46 +27,54 @@ CACHE_LINE = 64
 """Bytes of a cache line, and of a vector of the output."""
 
 
-def _require_rows(*arrays: Any) -> None:
+def _require_rows(*arrays: object) -> None:
     for array in arrays:
         if not isinstance(array, types.Array) or array.ndim != 1 or array.layout != "C":
             raise TypingError(f"needs a one-dimensional contiguous array, not {array}")
 
 
-def _parts(context: Any, builder: Any, kind: Any, value: Any) -> tuple[Any, Any]:
+def _parts(
+    context: BaseContext, builder: ir.IRBuilder, kind: types.Array, value: ir.Value
+) -> tuple[ir.Value, ir.Value]:
     """Pointer to the items of an array, and their number."""
     array = context.make_array(kind)(context, builder, value)
     return array.data, builder.extract_value(array.shape, 0)
 
 
-def _at(builder: Any, data: Any, place: Any, vector: Any) -> Any:
+def _at(builder: ir.IRBuilder, data: ir.Value, place: ir.Value, vector: ir.VectorType) -> ir.Value:
     """Pointer to the vector that begins at item `place`."""
     return builder.bitcast(builder.gep(data, [place], inbounds=True), vector.as_pointer())
 
 
-def _item_bytes(kind: Any) -> int:
+def _item_bytes(kind: types.Array) -> int:
     return int(as_dtype(kind.dtype).itemsize)
 
 
-def _lanes(kind: Any) -> int:
+def _lanes(kind: types.Array) -> int:
     return CACHE_LINE // _item_bytes(kind)
 
 
-def _constants(item: Any, values: Any) -> Any:
+def _constants(item: ir.Type, values: Iterable[int]) -> ir.Constant:
     values = list(values)
     return ir.Constant(
         ir.VectorType(item, len(values)), [ir.Constant(item, value) for value in values]
     )
 
 
-def _splat(builder: Any, value: Any, lanes: int) -> Any:
+def _splat(builder: ir.IRBuilder, value: ir.Value, lanes: int) -> ir.Value:
     vector = ir.VectorType(value.type, lanes)
     undefined = ir.Constant(vector, ir.Undefined)
     single = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(single, undefined, _constants(ir.IntType(32), [0] * lanes))
 
 
-def _masked(builder: Any, name: str, vector: Any, result: Any, arguments: list[Any]) -> Any:
+def _masked(
+    builder: ir.IRBuilder,
+    name: str,
+    vector: ir.VectorType,
+    result: ir.Type,
+    arguments: list[ir.Value],
+) -> ir.Value:
     """Call llvm.masked.load or llvm.masked.store for `vector`."""
     kinds = [argument.type for argument in arguments]
     function = cgutils.get_or_insert_function(
@@ -77,7 +85,7 @@ def _masked(builder: Any, name: str, vector: Any, result: Any, arguments: list[A
     return builder.call(function, arguments)
 
 
-def _first(builder: Any, count: Any, lanes: int) -> Any:
+def _first(builder: ir.IRBuilder, count: ir.Value, lanes: int) -> ir.Value:
     """The mask of the first `count` of `lanes`."""
     place = ir.IntType(32)
     return builder.icmp_unsigned(
@@ -85,7 +93,7 @@ def _first(builder: Any, count: Any, lanes: int) -> Any:
     )
 
 
-def _keep_short(builder: Any) -> None:
+def _keep_short(builder: ir.IRBuilder) -> None:
     """Keep LLVM from unrolling the enclosing loop, with empty inline assembly, which adds no
     instruction.
 
@@ -97,8 +105,12 @@ def _keep_short(builder: Any) -> None:
 
 
 def _write(
-    context: Any, builder: Any, kind: Any, array: Any, make: Callable[[Any, Any], Any]
-) -> Any:
+    context: BaseContext,
+    builder: ir.IRBuilder,
+    kind: types.Array,
+    array: ir.Value,
+    make: Callable[[ir.Value, ir.Value | None], ir.Value],
+) -> ir.Value:
     """Write a whole array: make(place, mask or None) returns the vector of the items from `place`
     on.
     """
@@ -186,7 +198,7 @@ def _count(typing_context, out):
     return types.void(out), codegen
 
 
-def _bytes_at(builder: Any, address: Any) -> Any:
+def _bytes_at(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """Pointer to the vector of bytes that begins at an address."""
     return builder.inttoptr(address, ir.VectorType(ir.IntType(8), CACHE_LINE).as_pointer())
 

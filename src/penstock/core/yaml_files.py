@@ -6,11 +6,12 @@ keys must be text.
 """
 
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import yaml
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonValue
 
 MOST_BYTES = 1 << 20
 """Maximum size of a file; PyYAML reads about 100 KB per second."""
@@ -24,7 +25,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 _TEXT = "tag:yaml.org,2002:str"
 
 
-def read_yaml(path: str | Path) -> tuple[yaml.Node | None, Any]:
+def read_yaml(path: str | Path) -> tuple[yaml.Node | None, JsonValue]:
     """Read a file.
 
     Returns:
@@ -53,7 +54,7 @@ def read_yaml(path: str | Path) -> tuple[yaml.Node | None, Any]:
     return parse_yaml(text, str(path))
 
 
-def parse_yaml(text: str, where: str, *, lines: bool = True) -> tuple[yaml.Node | None, Any]:
+def parse_yaml(text: str, where: str, *, lines: bool = True) -> tuple[yaml.Node | None, JsonValue]:
     """`read_yaml` for a text; `where` begins its errors, followed by the line if `lines` is set."""
     try:
         loader = yaml.SafeLoader(text)

@@ -15,9 +15,10 @@ step.
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from penstock.core.errors import ConfigError, StateError
+from penstock.core.json_values import JsonObject
 from penstock.plan.loader import Step
 from penstock.plan.loader.agreement import check_ranks, store_gather
 from penstock.plan.loader.loader import Loader
@@ -124,7 +125,7 @@ class LoaderState:
         """
         return {KEY: json.dumps(self._state)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: JsonObject) -> None:
         """Go on after the step that `state` was saved after.
 
         Raises:

@@ -8,7 +8,7 @@ text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -107,7 +107,7 @@ def expand(
 
 
 def joint_difference(
-    processor: Processor, text: str, tokens: Sequence[int], pictures: Sequence[Any]
+    processor: Processor, text: str, tokens: Sequence[int], pictures: Sequence[object]
 ) -> str | None:
     """How the tokens of a conversation differ from the processor's own for text and pictures
     together.

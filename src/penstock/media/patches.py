@@ -145,7 +145,7 @@ class PatchProcessor:
         """Patches of the images in these arrays."""
         return int(np.prod(arrays["pixel_values"].shape[:2]))
 
-    def joint_ids(self, text: str, pictures: Sequence[Any]) -> list[int]:
+    def joint_ids(self, text: str, pictures: Sequence[object]) -> list[int]:
         """Ids of a rendered conversation with these pictures, encoded as a whole."""
         whole = text.replace(self.placeholder, self.placeholder * self.slots)
         found: list[int] = self.tokenizer.encode(whole, allow_control=True).tolist()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class PromptImages:
         processor: Processor,
         ids: Sequence[int],
         places: Sequence[tuple[int, int]],
-        pictures: Sequence[Any],
+        pictures: Sequence[object],
         digests: Sequence[bytes],
     ) -> "PromptImages":
         """Process the images of a prompt.

@@ -8,11 +8,10 @@ at.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from penstock.core.arrays import Float32
+from penstock.core.arrays import Array, Float32
 from penstock.core.errors import MissingExtraError, RecordError, record_errors
 from penstock.media.header import Header, header_of_sound, read_header
 from penstock.media.sound_files import SoundFile, open_sound, sound_file
@@ -132,7 +131,7 @@ def _blocks_of_wave(data: bytes, found: SoundFile) -> Iterator[Samples]:
         )
 
 
-def _whole_numbers(raw: bytes, width: int) -> np.ndarray[Any, Any]:
+def _whole_numbers(raw: bytes, width: int) -> Array:
     if width == 3:
         # 24 bits: into the upper bytes of 32.
         wide = np.zeros((len(raw) // 3, 4), np.uint8)

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from penstock.models import attention
     from penstock.models.cache import Cache
     from penstock.models.exporting import export
-    from penstock.models.language_model import LanguageModel, PackedRows, PackingVerdict, RowTensors
+    from penstock.models.language_model import LanguageModel, PackedRows, PackingVerdict
     from penstock.models.lora.export import export_adapter
     from penstock.models.lora.lora import add_lora, merge_lora
     from penstock.models.ours.transformer import Transformer
     from penstock.models.recurrent.choice import use_recurrent
+    from penstock.models.row_tensors import RowTensors
     from penstock.models.saving import save_model
 else:
     __getattr__, __dir__ = lazy(

@@ -9,20 +9,20 @@ Logits are equal up to rounding.
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from safetensors.torch import save_file
 
 from penstock.chat import Template
 from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import local_path
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.data.stores.files import new_folder, usual_mode
 from penstock.media.processor import Processor
-from penstock.models.facts import GENERATION, ModelFacts, all_ends, facts_of, is_length
+from penstock.models.facts import GENERATION, ModelFacts, all_ends, is_length
 from penstock.models.isolation.lengths import MOST_POSITIONS
 from penstock.models.language_model import LanguageModel
 from penstock.models.ours.layouts import config_of, layout_of, weights_of
@@ -86,7 +86,7 @@ def export(
         )
     if isinstance(model, Transformer):
         layout_of(model.settings)  # refused before anything is written
-    facts = facts_of(model) if facts is None else facts
+    facts = model.facts if facts is None else facts
     with output_folder(Path(output), overwrite) as output:
         # The model comes last, so that an incomplete folder has none; the processor first, as it
         # has a tokenizer, too.
@@ -251,7 +251,7 @@ def _export_transformer(
     _write_json(folder / "config.json", {**config, **facts.dropout, **_ids(tokenizer, stop_ids)})
 
 
-def _ids(tokenizer: Tokenizer | None, stop_ids: list[int]) -> dict[str, Any]:
+def _ids(tokenizer: Tokenizer | None, stop_ids: list[int]) -> JsonObject:
     eos = None if tokenizer is None else tokenizer.eos_id
     return {
         "bos_token_id": None if tokenizer is None else tokenizer.bos_id,
@@ -262,7 +262,7 @@ def _ids(tokenizer: Tokenizer | None, stop_ids: list[int]) -> dict[str, Any]:
 
 def _generation(
     tokenizer: Tokenizer | None, stop_ids: Sequence[int], facts: ModelFacts
-) -> dict[str, Any]:
+) -> JsonObject:
     """What the base says, with every id that ends a text, and the tokenizer's ids where the base
     has none.
     """
@@ -276,7 +276,7 @@ def _generation(
     return {**ids, **facts.generation, **({"eos_token_id": ends} if ends else {})}
 
 
-def _cached(settings: ModelSettings) -> dict[str, Any]:
+def _cached(settings: ModelSettings) -> JsonObject:
     """transformers' caches ask attention for the length of a text, so without attention there must
     be no cache.
     """
@@ -369,5 +369,5 @@ def remove_places(folder: Path) -> None:
             )
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+def _write_json(path: Path, value: JsonMapping) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -13,9 +13,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar, final
+from typing import Protocol, Self, TypeVar, final
 
 from penstock.core.errors import CorruptionError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.data.shards.tables.corpus import Corpus
 from penstock.models.isolation.lengths import MOST_POSITIONS
 from penstock.tokenizers import Tokenizer
@@ -40,7 +41,7 @@ class ModelFacts:
     """Maximum tokens that the base says it reads; None: there is no base, or it does not say."""
     stop_ids: tuple[int, ...] = ()
     """The base's ids that end a text."""
-    generation: Mapping[str, Any] = field(default_factory=dict)
+    generation: JsonMapping = field(default_factory=dict)
     """The base's `generation_config.json`."""
     dropout: Mapping[str, float] = field(default_factory=dict)
     """Dropout rates of the base's `config.json`, by the names there."""
@@ -52,7 +53,7 @@ class ModelFacts:
         return cls.of_config(_json(folder / "config.json"), _json(folder / GENERATION))
 
     @classmethod
-    def of_config(cls, config: Mapping[str, Any], generation: Mapping[str, Any]) -> Self:
+    def of_config(cls, config: JsonMapping, generation: JsonMapping) -> Self:
         """The facts of a model of transformers.
 
         Args:
@@ -133,18 +134,18 @@ class ModelFacts:
             ) from None
 
 
-def facts_of(model: object) -> ModelFacts:
-    """What the loader of a model found in its folder; nothing, if the model was built here."""
-    found = getattr(model, "facts", None)
-    return found if isinstance(found, ModelFacts) else ModelFacts()
+class KnowsFacts(Protocol):
+    """A model that says what its folder said."""
+
+    facts: ModelFacts
 
 
-Model = TypeVar("Model")
+Model = TypeVar("Model", bound=KnowsFacts)
 
 
 def with_facts(model: Model, facts: ModelFacts) -> Model:
     """The model, which knows these facts from now on."""
-    model.facts = facts  # type: ignore[attr-defined]
+    model.facts = facts
     return model
 
 
@@ -173,6 +174,6 @@ def _is_rate(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> JsonObject:
     value = json.loads(path.read_bytes()) if path.is_file() else {}
     return value if isinstance(value, dict) else {}

@@ -1,10 +1,4 @@
-"""What every model offers to training and generation, and a row as torch tensors with its attention
-made ready.
-
-A row as torch tensors with its attention prepared: the input of a model's forward pass.
-
-The interface that training and generation use, common to our own model and to those of
-transformers.
+"""What every model offers to training and generation: our own model and those of transformers.
 
 It includes whether a model may see several documents in one row; each model decides that itself.
 Code that must pack rows (training, teachers) calls `require_packed_rows`. Code that can do without
@@ -14,211 +8,27 @@ rows.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, final
+from typing import TYPE_CHECKING, Any, Protocol, Self, final
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from penstock.core.errors import ConfigError, IsolationError
+from penstock.core.errors import IsolationError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
-from penstock.models.attention import RowAttention, slice_attention
-from penstock.models.attention.windows import attention_of
 from penstock.models.cache import LayerAttend, SequenceCache
+from penstock.models.facts import ModelFacts
 from penstock.models.lora.settings import LoraSettings, NewRows
-from penstock.plan.inputs import IGNORE, AttentionRule, RowSlice
+from penstock.models.row_tensors import RowTensors
+from penstock.plan.inputs import RowSlice
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.requirements import InputRequirements
-from penstock.plan.inputs.torch_tensors import to_torch, unknown_id
 
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RowTensors:
-    """One row on a device. T slots, D target distances.
-
-    Of a row that several ranks share, it has the T slots of this rank; `rule` and `source` are then
-    those of the whole.
-    """
-
-    tokens: Tensor
-    """int64 [T]."""
-    positions: Tensor
-    """int64 [T], position of each token in its document."""
-    targets: Tensor
-    """int64 [D, T], already shifted; −100: none."""
-    loss_weights: Tensor
-    """float32 [D, T], 0 without a target."""
-    attention: RowAttention
-    """(q, k, v) → the heads' outputs; documents are kept apart, prefixes are bidirectional. With
-    `window`.
-    """
-    rule: AttentionRule
-    """Which slots each slot sees, without the sliding window."""
-    window: int | None
-    """Maximum tokens that a token sees, including itself, in the layers with the smallest window;
-    None: all before it.
-    """
-    source: ModelInput
-    """The row itself."""
-    windows: tuple[int | None, ...] = ()
-    """The window of each layer, if they differ."""
-    others: Mapping[int | None, RowAttention] = field(default_factory=dict)
-    """Attention with the other windows."""
-    part: RowSlice | None = None
-    """This rank's part of a row that several ranks share; None: the row is whole."""
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of one layer; as `attention`."""
-        window = self.windows[layer] if self.windows else self.window
-        return (self.attention if window == self.window else self.others[window])(q, k, v)
-
-    @classmethod
-    def of(
-        cls,
-        row: ModelInput,
-        *,
-        device: torch.device | str,
-        dtype: torch.dtype,
-        backend: str = "auto",
-        window: int | None = None,
-        windows: tuple[int | None, ...] = (),
-        softcap: float | None = None,
-        vocab_size: int | None = None,
-    ) -> Self:
-        """Move a row to a device; a model's `tensors(row)` fills in the rest.
-
-        Args:
-            row: A row of a loader, with positions and `cu_seqlens` or `document_ids`.
-            device: The model's device.
-            dtype: The model's compute dtype.
-            backend: Attention backend, a name of `penstock.models.attention.BACKENDS`, or auto.
-            window: Maximum tokens that a token sees, including itself; None: all before it.
-            windows: That of each layer, if they differ; takes the place of `window`.
-            softcap: Scores of attention are kept within ± this number; None: they are as they come.
-            vocab_size: Number of known ids; None: ids are not checked.
-
-        Raises:
-            ConfigError: The row lacks positions or has an unknown id, or the backend does not
-                support the row.
-        """
-        _check_row(row, vocab_size)
-        rule = AttentionRule.of(row)
-
-        place = torch.device(device)
-
-        def attention(window: int | None) -> RowAttention:
-            return attention_of(
-                rule, window, device=place, dtype=dtype, backend=backend, softcap=softcap
-            )
-
-        return cls(
-            **_moved(to_torch(row, place)),
-            **_each(attention, window, windows),
-            rule=rule,
-            source=row,
-        )
-
-    @classmethod
-    def of_slice(
-        cls,
-        part: RowSlice,
-        group: object = None,
-        *,
-        device: torch.device | str,
-        dtype: torch.dtype,
-        backend: str = "auto",
-        windows: tuple[int | None, ...] = (),
-        softcap: float | None = None,
-        vocab_size: int | None = None,
-    ) -> Self:
-        """Move this rank's part of a row to a device; a model's `slice_tensors(part, group)` fills
-        in the rest.
-
-        Args:
-            part: What `row.split` gives, of a row as for `of`.
-            group: The ranks that share the row: a process group, or a `DeviceMesh` of one
-                dimension; None: all ranks.
-            device: The model's device.
-            dtype: The model's compute dtype.
-            backend: Attention backend of `slice_attention`.
-            windows: Maximum tokens that a token sees in each layer, None: all before it; empty: all
-                in all layers.
-            softcap: As for `of`.
-            vocab_size: As for `of`.
-
-        Raises:
-            ConfigError: As for `of`.
-            DistributedError: The group is not the one that the row was split for.
-        """
-        _check_row(part.source, vocab_size)
-
-        def attention(window: int | None) -> RowAttention:
-            return slice_attention(
-                part,
-                group,
-                device=device,
-                dtype=dtype,
-                backend=backend,
-                window=window,
-                softcap=softcap,
-            )
-
-        moved = _moved(part.torch(torch.device(device)))
-        return cls(
-            **moved,
-            **_each(attention, None, windows),
-            rule=part.rule,
-            source=part.source,
-            part=part,
-        )
-
-
-def _moved(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors that a model reads."""
-    weights, targets = fields["loss_weights"], fields["targets"]
-    return {
-        "tokens": fields["tokens"],
-        "positions": fields["positions"],
-        "targets": targets,
-        "loss_weights": weights if isinstance(weights, Tensor) else (targets != IGNORE).float(),
-    }
-
-
-def _each(
-    attention: Callable[[int | None], RowAttention],
-    window: int | None,
-    windows: tuple[int | None, ...],
-) -> dict[str, Any]:
-    """Attention with each window that a layer has; `windows` takes the place of `window`."""
-    if windows:
-        window = min((one for one in windows if one is not None), default=None)
-    made = {one: attention(one) for one in {window, *windows}}
-    return {"attention": made.pop(window), "window": window, "windows": windows, "others": made}
-
-
-def _check_row(row: ModelInput, vocab_size: int | None) -> None:
-    if vocab_size is not None:
-        _check_ids(row, vocab_size)
-    if row.positions is None:
-        raise ConfigError(
-            "the row has no positions; make the loader with the model's requirements()"
-        )
-
-
-def _check_ids(row: ModelInput, vocab_size: int) -> None:
-    """Refuse unknown ids; torch's own error says neither where they are nor, on a GPU, what is
-    wrong.
-    """
-    if found := unknown_id(row, vocab_size):
-        raise ConfigError(
-            f"{found}, but the model knows ids below {vocab_size}; the data were prepared "
-            "with another tokenizer: prepare them with the model's, or set model.vocab_size"
-        )
-
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _log = logging.getLogger("penstock.models")
 _warned: "WeakSet[LanguageModel]" = WeakSet()
@@ -292,6 +102,21 @@ class LanguageModel(Protocol):
     known.
     """
 
+    facts: ModelFacts
+    """What the folder of its weights says; empty where they were made here."""
+
+    @property
+    def lora_module(self) -> nn.Module | None:
+        """The module that gets LoRA, and by whose names its parts are chosen; None: it can have
+        none.
+        """
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Its embedding, or what stands for one, under transformers' name."""
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """Its output matrix, under transformers' name; None: it has none of its own."""
+
     @property
     def uses_our_attention(self) -> bool:
         """Whether only attention mixes tokens, and it is ours."""
@@ -331,7 +156,9 @@ class LanguageModel(Protocol):
         it.
         """
 
-    def slice_tensors(self, part: RowSlice, group: Any = None, backend: str = "auto") -> RowTensors:
+    def slice_tensors(
+        self, part: RowSlice, group: "ProcessGroup | None" = None, backend: str = "auto"
+    ) -> RowTensors:
         """This rank's part of a row that the ranks of a group share; refused if the model mixes
         tokens otherwise than by our attention.
         """

@@ -44,7 +44,7 @@ def load_own_code(given: object, where: str) -> Any:
                 f"{where}: found {given!r}, expected module:function or "
                 "path/to/file.py:function, such as my_losses:focal"
             )
-        found: Any = _module(place, where)
+        found = _module(place, where)
         for part in name.split("."):
             if not hasattr(found, part):
                 public = [one for one in dir(found) if not one.startswith("_")]
@@ -124,7 +124,7 @@ def name_of(given: object) -> str | None:
     if not is_own_code(f"{module}:{name}"):
         return None
     try:
-        found: Any = import_module(module)
+        found = import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError):

@@ -15,15 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError, FormatError, IsolationError
+from penstock.core.json_values import JsonObject
 from penstock.core.randomness import key_for
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models.cache import LayerAttend
+from penstock.models.facts import ModelFacts
 from penstock.models.isolation.documents import try_isolation
 from penstock.models.isolation.trees import try_tree
-from penstock.models.language_model import PackingVerdict, RowTensors
+from penstock.models.language_model import PackingVerdict
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.own_code import check_signature, load_own_code, name_of
+from penstock.models.row_tensors import RowTensors
 from penstock.models.text_cache import TextCache
 from penstock.plan.inputs import RowSlice
 from penstock.plan.inputs.model_input import ModelInput
@@ -79,6 +82,7 @@ class OwnModel(nn.Module):
         self.lora: LoraSettings | None = None
         self.new_rows: NewRows | None = None
         self.origin: str | None = None
+        self.facts = ModelFacts()
         self._verdict: PackingVerdict | None = None
 
     def forward(self, row: RowTensors) -> Tensor:
@@ -141,7 +145,12 @@ class OwnModel(nn.Module):
     def _trial_logits(self, _: object, row: ModelInput) -> Tensor:
         return self.logits(self(self.tensors(row)))[0]
 
-    def get_input_embeddings(self) -> Any:
+    lora_module = None
+
+    def get_output_embeddings(self) -> None:
+        """Unknown: the module's `logits` are its own code."""
+
+    def get_input_embeddings(self) -> nn.Module:
         """The module's embedding, or what stands for one: the isolation check reads the vocabulary
         off it.
         """
@@ -274,7 +283,7 @@ def build_own(code: str, vocab_size: int, seed: int, where: str = "model") -> Ow
     return model
 
 
-def load_own(folder: Path, described: dict[str, Any], module: nn.Module | None) -> OwnModel:
+def load_own(folder: Path, described: JsonObject, module: nn.Module | None) -> OwnModel:
     """A user module with the weights of a folder.
 
     Args:
@@ -308,7 +317,7 @@ def load_own(folder: Path, described: dict[str, Any], module: nn.Module | None) 
     return build_own(code, described["vocab_size"], 0, str(folder))
 
 
-def own_description(model: OwnModel) -> dict[str, Any]:
+def own_description(model: OwnModel) -> JsonObject:
     """The entry of a user module in `model.json`."""
     kind = type(model.module)
     return {

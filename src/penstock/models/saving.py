@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from safetensors import SafetensorError
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from penstock.core import formats
 from penstock.core.errors import CorruptionError, FormatError
+from penstock.core.json_values import JsonObject
 from penstock.data.stores.files import usual_mode
 from penstock.models.language_model import LanguageModel
 from penstock.models.lora.lora import add_lora, lora_weights, without_lora
@@ -61,7 +62,7 @@ def save_model(
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
     weights = model.state_dict() if weights is None else weights
-    described: dict[str, Any] = {**formats.MODEL.fields()}
+    described: JsonObject = {**formats.MODEL.fields()}
     if base is None:
         described |= _save_base(model, output, without_lora(weights))
     else:
@@ -100,7 +101,7 @@ def base_checksum(weights: Mapping[str, Tensor]) -> str:
     return whole.hexdigest()
 
 
-def _save_base(model: LanguageModel, folder: Path, base: Mapping[str, Tensor]) -> dict[str, Any]:
+def _save_base(model: LanguageModel, folder: Path, base: Mapping[str, Tensor]) -> JsonObject:
     """Write the weights without LoRA; what `model.json` says of them."""
     if isinstance(model, Transformer):
         save_file(dict(base), folder / WEIGHTS)
@@ -115,7 +116,7 @@ def _save_base(model: LanguageModel, folder: Path, base: Mapping[str, Tensor]) -
     return {"kind": "huggingface"}
 
 
-def _save_own(model: OwnModel, weights: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
+def _save_own(model: OwnModel, weights: Mapping[str, Tensor], folder: Path) -> JsonObject:
     """Write the weights of a user module; returns its entry in `model.json`."""
     # A file holds no weight twice; one that has two names is written under both.
     save_file(
@@ -176,7 +177,7 @@ def load_model(
 
 
 def _load_base(
-    folder: Path, written: dict[str, Any], device: torch.device | str, dtype: torch.dtype | None
+    folder: Path, written: JsonObject, device: torch.device | str, dtype: torch.dtype | None
 ) -> LanguageModel:
     """The model that the LoRA of a folder belongs to."""
     place = folder / written["folder"]
@@ -201,7 +202,7 @@ def base_written(folder: Path) -> str | None:
     return described["base"]["checksum"] if described["kind"] == LORA_ALONE else None
 
 
-def _load_lora(model: LanguageModel, folder: Path, written: dict[str, Any]) -> None:
+def _load_lora(model: LanguageModel, folder: Path, written: JsonObject) -> None:
     add_lora(model, LoraSettings.of(written))
     try:
         kept, stored = lora_weights(model.state_dict()), load_file(folder / LORA)
@@ -222,7 +223,7 @@ def _load_huggingface(
 
 def _load_own(
     folder: Path,
-    described: dict[str, Any],
+    described: JsonObject,
     module: torch.nn.Module | None,
     device: torch.device | str,
     dtype: torch.dtype | None,
@@ -252,9 +253,9 @@ def own_weights(folder: Path) -> dict[str, Tensor]:
         ) from None
 
 
-def _described(path: Path) -> dict[str, Any]:
+def _described(path: Path) -> JsonObject:
     try:
-        described: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        described: JsonObject = json.loads(path.read_text(encoding="utf-8"))
         _, kind = described["format"], described["kind"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptionError(f"{path}: {error!r}; copy the model again") from None
@@ -268,7 +269,7 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def _load_transformer(
-    folder: Path, written: dict[str, Any], device: torch.device | str, dtype: torch.dtype | None
+    folder: Path, written: JsonObject, device: torch.device | str, dtype: torch.dtype | None
 ) -> Transformer:
     known = {field.name for field in fields(ModelSettings)}
     if unknown := sorted(set(written) - known):

@@ -4,9 +4,10 @@ torch.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, final, get_args
+from typing import Literal, final, get_args
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping
 from penstock.plan.inputs.requirements import InputRequirements
 
 MOST = 1 << 31
@@ -129,7 +130,7 @@ class BlockSettings:
             self._check_choices()
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "BlockSettings":
+    def of(cls, values: JsonMapping) -> "BlockSettings":
         """Settings from plain values, such as those of JSON."""
         lists = {name: tuple(values[name]) for name in ("choices", "chances") if name in values}
         return cls(**{**values, **lists})
@@ -306,7 +307,7 @@ class ModelSettings:
             )
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "ModelSettings":
+    def of(cls, values: JsonMapping) -> "ModelSettings":
         """Settings from plain values, such as those of JSON."""
         vision = values.get("vision")
         vision = VisionSettings(**vision) if isinstance(vision, Mapping) else vision

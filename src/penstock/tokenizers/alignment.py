@@ -7,7 +7,7 @@ Python object per token.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -136,7 +136,7 @@ class Aligner:
         )
         self._retokenizer = Retokenizer(student, teacher, pairs, exact=exact[0])
 
-    def __reduce__(self) -> tuple[Callable[..., "Aligner"], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., "Aligner"], tuple[object, ...]]:
         return _rebuild, (self.student, self.teacher, self._control_pairs)
 
     def align(self, student_ids: object, teacher_ids: object) -> Alignment:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.arrays import Array
 from penstock.core.errors import TokenizerError
 from penstock.core.ragged import Ragged
 from penstock.tokenizers.spelling import spell_as_characters
@@ -163,7 +164,7 @@ def _as_awkward(texts: pa.Array) -> Any:
     import awkward as ak
 
     _, offset_buffer, data_buffer = texts.buffers()
-    offsets: np.ndarray[Any, Any]
+    offsets: Array
     offset_dtype = np.int64 if pa.types.is_large_string(texts.type) else np.int32
     if offset_buffer is None or not len(texts):
         offsets = np.zeros(len(texts) + 1, np.int64)

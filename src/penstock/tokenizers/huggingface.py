@@ -147,16 +147,15 @@ class HuggingFaceVocabulary:
         if exact:
             self._refuse_inexact()
         byte_level = self.kind == "byte-level BPE"
-        spell = (
-            spell_byte_level
-            if byte_level
-            else spell_sentencepiece
-            if exact
-            else self._spell_roughly
-        )
+        spelled: Sequence[bytes | None]
+        if byte_level:
+            spelled = spell_byte_level(self._tokens)
+        else:
+            spell = spell_sentencepiece if exact else self._spell_roughly
+            spelled = [spell(token) for token in self._tokens]
         entries: list[bytes | None] = [None] * self.size
-        for token, token_id in self._tokens.items():
-            entries[token_id] = spell(token)
+        for token_id, token in zip(self._tokens.values(), spelled, strict=True):
+            entries[token_id] = token
         for text, token_id in self._added.items():
             entries[token_id] = (text if byte_level else text.replace("▁", " ")).encode()
         for token_id in (

@@ -11,12 +11,16 @@ import numpy as np
 from tokenizers.pre_tokenizers import Split
 
 from penstock.core.arrays import Bytes
-from penstock.tokenizers import _training_kernels as kernels
+from penstock.tokenizers import _merge_kernels, _piece_kernels
 from penstock.tokenizers.spelling import spell_as_characters, spell_byte_level
 from tokenizers import Regex
 
 CHARACTERS = 0x110000
-_CLASSES = ((r"\p{L}+", kernels.LETTER), (r"\p{N}+", kernels.DIGIT), (r"\s+", kernels.SPACE))
+_CLASSES = (
+    (r"\p{L}+", _piece_kernels.LETTER),
+    (r"\p{N}+", _piece_kernels.DIGIT),
+    (r"\s+", _piece_kernels.SPACE),
+)
 _MOST_UNKNOWN = 1 << 16
 _FIRST_SLOTS = 1 << 16
 
@@ -30,7 +34,7 @@ class PieceCounts:
         """Number of distinct pieces."""
         self.words = np.empty(1 << 20, np.uint8)
         """Their bytes, one after another."""
-        self._classes = np.full(CHARACTERS, kernels.UNKNOWN, np.uint8)
+        self._classes = np.full(CHARACTERS, _piece_kernels.UNKNOWN, np.uint8)
         self._classify(np.arange(0x80))
         self._slots = np.zeros(_FIRST_SLOTS, np.uint64)
         self._offsets = np.zeros(_FIRST_SLOTS // 2 + 1, np.int64)
@@ -51,14 +55,14 @@ class PieceCounts:
         data = np.frombuffer(b"".join(texts), np.uint8)
         ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
         found = np.empty(_MOST_UNKNOWN, np.int64)
-        while unknown := kernels.find_unknown(data, self._classes, found):
+        while unknown := _piece_kernels.find_unknown(data, self._classes, found):
             self._classify(found[:unknown])
         used = int(self._offsets[self.size])
         if used + len(data) > len(self.words):
             self.words = _longer(self.words, 2 * used + len(data))
         text = at = 0
         while True:
-            text, at, self.size = kernels.count_pieces(
+            text, at, self.size = _piece_kernels.count_pieces(
                 data,
                 ends,
                 text,
@@ -73,20 +77,20 @@ class PieceCounts:
             if text == len(ends):
                 return
             self._slots = np.zeros(2 * len(self._slots), np.uint64)
-            kernels.hash_pieces(self.words, self._offsets, self.size, self._slots)
+            _piece_kernels.hash_pieces(self.words, self._offsets, self.size, self._slots)
             self._offsets = _longer(self._offsets, len(self._slots) // 2 + 1)
             self._counts = _longer(self._counts, len(self._slots) // 2)
 
     def _classify(self, characters: Any) -> None:
         """Ask the `tokenizers` package for the classes of characters, int64 [n]."""
         text = "".join(map(chr, characters.tolist()))
-        self._classes[characters] = kernels.OTHER
+        self._classes[characters] = _piece_kernels.OTHER
         for pattern, kind in _CLASSES:
             matched = np.ones(len(text), np.bool_)
             for _, (begin, end) in Split(Regex(pattern), "removed").pre_tokenize_str(text):
                 matched[begin:end] = False
             self._classes[characters[matched]] = kind
-        self._classes[[ord("\r"), ord("\n")]] = kernels.LINE_END
+        self._classes[[ord("\r"), ord("\n")]] = _piece_kernels.LINE_END
 
 
 def learn_merges(
@@ -103,7 +107,7 @@ def learn_merges(
     Returns:
         All ids as `entries` gives them, and the pairs of ids to merge, in order.
     """
-    spelled = [spell_byte_level(entry) or b"" for entry in entries]
+    spelled = [token or b"" for token in spell_byte_level(entries)]
     ids = np.zeros(256, np.int32)
     for place, token in enumerate(spelled):
         if len(token) == 1:
@@ -116,8 +120,8 @@ def learn_merges(
     np.cumsum([len(token) for token in spelled], out=offsets[1 : len(spelled) + 1])
     tokens: Bytes = np.frombuffer(b"".join(spelled), np.uint8).copy()
     slots = np.zeros(1 << (2 * most).bit_length(), np.uint64)
-    kernels.hash_pieces(tokens, offsets, len(spelled), slots)
-    merges, tokens, size = kernels.learn_merges(
+    _piece_kernels.hash_pieces(tokens, offsets, len(spelled), slots)
+    merges, tokens, size = _merge_kernels.learn_merges(
         symbols, pieces.offsets[:-1], np.diff(pieces.offsets), pieces.counts,
         tokens, offsets, slots, len(spelled), most,
     )  # fmt: skip

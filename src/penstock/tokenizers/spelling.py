@@ -2,6 +2,8 @@
 SentencePiece's pieces.
 """
 
+from collections.abc import Iterable
+
 
 def _byte_alphabet() -> dict[int, int]:
     """Code point → byte: printable Latin-1 stands for itself, the other 68 bytes for U+0100
@@ -21,10 +23,14 @@ _CHARACTER_OF_BYTE = {byte: character for character, byte in _BYTE_OF_CHARACTER.
 _ALPHABET = frozenset(map(chr, _BYTE_OF_CHARACTER))
 
 
-def spell_byte_level(token: str) -> bytes | None:
-    """Bytes of a byte-level token; None if it holds a character outside GPT-2's alphabet of
+def spell_byte_level(tokens: Iterable[str]) -> list[bytes | None]:
+    """Bytes of byte-level tokens; None for one with a character outside GPT-2's alphabet of
     bytes.
     """
+    return [_spell_byte_level(token) for token in tokens]
+
+
+def _spell_byte_level(token: str) -> bytes | None:
     try:
         return (
             token.translate(_BYTE_OF_CHARACTER).encode("latin-1")

@@ -7,71 +7,46 @@ few microseconds per turn, plus the renders for prompts.
 (`turns.py`). Two things can differ. The template may write a reply differently once more messages
 follow (it strips earlier thinking). The text before a reply may not be what the model gets as its
 prompt (it ends in a newline after the results of tools only if more follows). Both are reported,
-and `as_prompted` makes a document without the difference. Every conversation is checked, because a
+and `chat/drafts.py` makes a document without it. Every conversation is checked, because a
 template may depend on anything.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
-from penstock.chat.masks.authors import Authors, check_control_text, find_typed
-from penstock.chat.masks.certificate import Certificate, Dropped, Kind, Problem
-from penstock.chat.masks.mask_settings import MaskSettings
-from penstock.chat.masks.masks import Mask, why_not
-from penstock.chat.records.conversation import Conversation
+from penstock.chat.masks.authors import check_control_text, find_typed
+from penstock.chat.masks.certificate import Certificate, Kind, Problem
+from penstock.chat.masks.evidence import Evidence
+from penstock.chat.masks.left_out import (
+    check_structure,
+    check_words,
+    find_dropped,
+    says_something,
+    unwritten_messages,
+)
+from penstock.chat.masks.masks import why_not
 from penstock.chat.records.unread import cure_of
-from penstock.chat.render.template import Rendered, Template
-from penstock.chat.render.traced_text import GIVEN, Run, Traced
+from penstock.chat.render.template import Rendered
 from penstock.chat.render.turns import Turn, place_of
-from penstock.chat.tokens.encoding import EncodedText
-from penstock.core.arrays import Bool
-from penstock.core.errors import RecordError
 from penstock.core.json_values import JsonMapping
 
 _MARKER = re.compile(r"<\S+>|\[\S+\]")
 """Text that can only be meant for a control token."""
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """One conversation with everything that was computed from it."""
-
-    conversation: Conversation
-    rendered: Rendered
-    turns: Mapping[int, Turn]
-    encoded: EncodedText
-    authors: Authors
-    mask: Mask
-    settings: MaskSettings
-    scanned: Bool | None = None
-    """Tokens that the role boundaries of the template's family train, bool [tokens]; None: no
-    boundaries are known.
-    """
-    family: str = ""
-    """Name of that family."""
-    merged: Collection[int] = ()
-    """Messages whose prompt has other ids than the document has up to them."""
-    unread: tuple[str, ...] = ()
-    """Fields of the record and its messages that nothing reads."""
-    appended: str | None = None
-    """Text of the EOS that is appended to the last turn; None: nothing is appended."""
-
-
 def certify(evidence: Evidence) -> Certificate:
     """Check a conversation."""
-    dropped = tuple(_find_dropped(evidence))
+    dropped = tuple(find_dropped(evidence))
     checks: list[str] = []
     roles = [message["role"] for message in evidence.conversation.messages]
     problems = [
         *_check_turns(evidence),
-        *_check_words(evidence, dropped),
-        *_check_structure(evidence, dropped),
+        *check_words(evidence, dropped),
+        *check_structure(evidence, dropped),
         *_check_foreign(evidence),
         *_check_prompts(evidence),
         *_check_escapes(evidence.rendered),
@@ -139,10 +114,10 @@ def _check_turns(evidence: Evidence) -> Iterator[Problem]:
     something, and ends.
     """
     settings, messages = evidence.settings, evidence.conversation.messages
-    unwritten = _unwritten(evidence)
+    unwritten = unwritten_messages(evidence)
     for message in evidence.mask.trained:
         if message in unwritten and (
-            _says_something(messages[message]) or messages[message]["role"] == "assistant"
+            says_something(messages[message]) or messages[message]["role"] == "assistant"
         ):
             cure = (
                 "; drop_system_message: true removes it"
@@ -180,23 +155,12 @@ def _check_turns(evidence: Evidence) -> Iterator[Problem]:
             yield from _check_terminator(evidence, message)
 
 
-def _unwritten(evidence: Evidence) -> set[int]:
-    """Messages without a turn and without any text in the render."""
-    written = {words.message for words in evidence.rendered.words}
-    return set(range(len(evidence.conversation.messages))) - written - evidence.turns.keys()
-
-
-def _says_something(message: JsonMapping) -> bool:
-    """Whether a message has text or tool calls."""
-    return bool(message.get("tool_calls")) or any(words.strip() for _, words in _words(message))
-
-
 def _is_empty(message: JsonMapping, turn: Turn, text: str) -> bool:
     """Whether a message has no text or calls, and the template writes none for it (for parts of
     other types).
     """
     spans = [(begin, min(end, turn.words_end)) for begin, end in turn.produced]
-    return not _says_something(message) and not any(text[begin:end].strip() for begin, end in spans)
+    return not says_something(message) and not any(text[begin:end].strip() for begin, end in spans)
 
 
 def _check_terminator(evidence: Evidence, message: int) -> Iterator[Problem]:
@@ -234,52 +198,6 @@ def _check_terminator(evidence: Evidence, message: int) -> Iterator[Problem]:
         )
 
 
-def _check_words(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator[Problem]:
-    """Report what the template did not write: messages, parts of them, or the tools."""
-    unwritten = _unwritten(evidence)
-    if evidence.conversation.tools and not any(run[1] == GIVEN for run in evidence.rendered.runs):
-        yield Problem("dropped", -1, "the template writes none of the tools")
-    for part in dropped:
-        if part.is_blank or _is_rewritten_tag(evidence, part):
-            continue
-        message = evidence.conversation.messages[part.message]
-        whole = part.begin == 0 and part.end == _length(message, part.field)
-        shown = part.text if len(part.text) <= 40 else part.text[:40] + "…"
-        if calls := part.field == "tool_calls":
-            report = "the template writes none of its tool calls"
-        else:
-            report = f"the template leaves out {shown!r} of its {part.field}"
-        if whole and part.field != "reasoning_content" and part.message in evidence.mask.trained:
-            if part.message not in unwritten:
-                rest = "; take one that does" if calls else ": all of it"
-                yield Problem("not_written", part.message, report + rest)
-        else:
-            yield Problem("dropped", part.message, report)
-
-
-def _check_structure(evidence: Evidence, dropped: Sequence[Dropped]) -> Iterator[Problem]:
-    """Check that calls of trained messages, and results before a trained message, are written as
-    they are.
-    """
-    trained, last = set(evidence.mask.trained), max(evidence.mask.trained, default=-1)
-    # Of these it is reported once that nothing is written.
-    silent = (_unwritten(evidence) & trained) | {
-        part.message for part in dropped if part.field == "tool_calls"
-    }
-    for message, where, text, _ in evidence.rendered.lost:
-        if message not in silent:
-            needed = message in trained or (where == "result" and message < last)
-            kind: Kind = "unsupplied_header" if where == "stop" else "not_written"
-            yield Problem(kind if needed else "dropped", message, text)
-    for message, call in _misplaced_calls(evidence, trained - silent):
-        name = evidence.conversation.messages[message]["tool_calls"][call]["function"]["name"]
-        yield Problem(
-            "untraced",
-            message,
-            f"the template writes call {call} ({name}) where the model does not produce it",
-        )
-
-
 def _check_result_order(evidence: Evidence) -> Iterator[Problem]:
     """Report results in another order than their calls, where the text does not say which is
     which.
@@ -304,98 +222,6 @@ def _check_result_order(evidence: Evidence) -> Iterator[Problem]:
                 "writes no ids"
             )
             yield Problem("result_order", number, report)
-
-
-def _misplaced_calls(evidence: Evidence, messages: Collection[int]) -> list[tuple[int, int]]:
-    """(message, call) of calls whose name is nowhere in what the model produces in a turn."""
-    found: dict[tuple[int, int], bool] = {}
-    at = 0
-    for length, message, field, _, owner, _ in evidence.rendered.runs:
-        path = field.split(".") if message in messages and field.endswith(".function.name") else ()
-        if len(path) == 4:
-            turn = evidence.turns.get(message if owner is None or owner < 0 else owner)
-            inside = turn is not None and any(begin <= at < end for begin, end in turn.produced)
-            found[message, int(path[1])] = found.get((message, int(path[1])), False) or inside
-        at += length
-    return [call for call, inside in found.items() if not inside]
-
-
-def _is_rewritten_tag(evidence: Evidence, part: Dropped) -> bool:
-    """Whether only a thinking tag is missing, which the template writes itself."""
-    turn, tag = evidence.turns.get(part.message), part.text.strip()
-    if turn is None or tag not in ("<think>", "</think>"):
-        return False
-    return any(tag in evidence.rendered.text[begin:end] for begin, end in turn.pieces)
-
-
-def _find_dropped(evidence: Evidence) -> Iterator[Dropped]:
-    """Stretches of the messages that are not in the text."""
-    runs = evidence.rendered.runs
-    whole = {run[:4] for run in runs}
-    written: dict[tuple[int, str], list[tuple[int, int]]] = {}
-    calling: set[int] | None = None
-    for number, message in enumerate(evidence.conversation.messages):
-        for field, text in _words(message):
-            if text and (len(text), number, field, 0) not in whole:
-                written = written or _spans_by_field(runs)
-                yield from _missing(number, field, text, sorted(written.get((number, field), [])))
-        if message.get("tool_calls"):
-            calling = (
-                {run[1] for run in runs if run[2].startswith("tool_calls")}
-                if calling is None
-                else calling
-            )
-            if number not in calling:
-                yield Dropped(number, "tool_calls", 0, 1, "tool calls")
-
-
-def _spans_by_field(runs: Sequence[Run]) -> dict[tuple[int, str], list[tuple[int, int]]]:
-    """Message and field → the spans of it that were written; for all, as each alone would look at
-    all runs.
-    """
-    written: dict[tuple[int, str], list[tuple[int, int]]] = {}
-    for length, number, field, offset, _, _ in runs:
-        if number >= 0:
-            written.setdefault((number, field), []).append((offset, offset + length))
-    return written
-
-
-def _missing(
-    message: int, field: str, text: str, spans: Sequence[tuple[int, int]]
-) -> Iterator[Dropped]:
-    """The parts of a text between its written spans; none if the offset of a span is unknown."""
-    if spans and spans[0][0] < 0:
-        return
-    at = 0
-    for begin, end in [*spans, (len(text), len(text))]:
-        if begin > at:
-            yield Dropped(message, field, at, begin, text[at:begin])
-        at = max(at, end)
-
-
-def _words(message: JsonMapping) -> Iterator[tuple[str, str]]:
-    """Path and text of everything that a message says."""
-    content = message.get("content")
-    if isinstance(content, str):
-        yield "content", content
-    elif isinstance(content, (list, tuple)):
-        for place, part in enumerate(content):
-            if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-                yield f"content.{place}.text", part["text"]
-    reasoning = next(
-        (
-            message[name]
-            for name in ("reasoning_content", "thinking", "reasoning")
-            if message.get(name)
-        ),
-        "",
-    )
-    if isinstance(reasoning, str):
-        yield "reasoning_content", reasoning
-
-
-def _length(message: JsonMapping, field: str) -> int:
-    return next((len(text) for name, text in _words(message) if name == field), 1)
 
 
 def _check_foreign(evidence: Evidence) -> Iterator[Problem]:
@@ -536,30 +362,3 @@ def _check_prompts(evidence: Evidence) -> Iterator[Problem]:
                 f"it; {cure}"
             )
             yield Problem("context_differs", message, report)
-
-
-def as_prompted(
-    conversation: Conversation, rendered: Rendered, turns: Mapping[int, Turn], template: Template
-) -> Rendered:
-    """The rendered conversation, with the text before its last turn replaced by the prompt for that
-    turn.
-    """
-    turn = turns.get(len(conversation.messages) - 1)
-    if turn is None or turn.supplied != turn.opening:
-        return rendered
-    before = conversation.messages[: turn.message]
-    try:
-        prompt = template.render(
-            before, tools=conversation.tools, add_generation_prompt=True, **conversation.variables
-        )
-    except RecordError:
-        return rendered
-    opening = rendered.text[turn.pieces[0][0] : turn.begin]
-    context = Traced(prompt.text, prompt.runs).removesuffix(opening)
-    begin = turn.begin - len(opening)
-    if context == rendered.text[:begin]:
-        return rendered
-    whole = Traced(rendered.text, rendered.runs)
-    return Rendered(
-        text=str.__add__(context, whole[begin:]), runs=Traced(context)._runs + whole[begin:]._runs
-    )

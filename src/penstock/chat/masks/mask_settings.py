@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, final, get_args
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping
 from penstock.core.suggestions import refuse_unknown
 
 Terminators = Literal["turn", "all", "last", "none"]
@@ -105,7 +106,7 @@ class MaskSettings:
         refuse_unknown(given, known, "a setting of the mask", f"known: {', '.join(known)}{hint}")
         return cls(**given)
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> JsonMapping:
         """Each setting with its effective value, for a log."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.on_merged_prompt == "report":

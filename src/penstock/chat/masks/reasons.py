@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from penstock.chat.masks.checks import Evidence
+from penstock.chat.masks.evidence import Evidence
 from penstock.chat.masks.masks import (
     closing_messages,
     ends_of_control_text,

@@ -23,16 +23,14 @@ from typing import Any, final
 from penstock.chat.records.conversation import Conversation, MessageWeights
 from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.layouts import (
-    Node,
     detect_layout,
     message_field,
     read_nodes,
     read_record,
-    replies_of,
-    root_of,
     with_lists,
 )
 from penstock.chat.records.preference_records import RESPONSES
+from penstock.chat.records.trees import Node, replies_of, root_of
 from penstock.core.errors import ConversationError
 from penstock.core.json_values import JsonMapping, JsonObject
 
@@ -304,7 +302,7 @@ def _list_field(record: JsonMapping, settings: LayoutSettings) -> str | None:
     return next((name for name in found if not _is_messages(record[name])), None)
 
 
-def _is_messages(items: list[Any]) -> bool:
+def _is_messages(items: Sequence[object]) -> bool:
     return (
         bool(items) and isinstance(items[0], Mapping) and ("role" in items[0] or "from" in items[0])
     )

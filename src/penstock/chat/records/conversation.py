@@ -23,7 +23,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from penstock.core.errors import ConversationError
 from penstock.core.json_values import JsonMapping, JsonObject
@@ -198,7 +198,7 @@ def read_flag(item: JsonMapping, where: str, keys: Iterable[str] = FLAG_KEYS) ->
 
 
 def read_record_mask(
-    mask: Sequence[Any], weights: Sequence[MessageWeights], origin: str
+    mask: Sequence[object], weights: Sequence[MessageWeights], origin: str
 ) -> list[MessageWeights]:
     """Weights of messages with those that a record gives in one list, 1 or 0 for each message.
 

@@ -24,7 +24,7 @@ from penstock.chat.render.forms import arguments_of, changed, choices, is_text, 
 from penstock.chat.render.refusals import refusal
 from penstock.chat.render.structure import find_lost
 from penstock.chat.render.template import Lost, Rendered, Template
-from penstock.chat.render.template_output import path_of
+from penstock.chat.render.traced_text import path_of
 from penstock.core.errors import RecordError
 
 _FORMS: Mapping[str, frozenset[Form]] = {

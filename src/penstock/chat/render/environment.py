@@ -21,17 +21,19 @@ import jinja2
 from jinja2 import ext, filters, nodes, runtime, sandbox, utils
 from jinja2.exceptions import SecurityError
 
-from penstock.chat.render.template_output import HOOKS, Rewrite, TracingContext, path_of
+from penstock.chat.render.template_output import HOOKS, Rewrite, TracingContext
 from penstock.chat.render.traced_text import (
     GIVEN,
     KEY,
     LITERAL,
+    TRACED,
     Run,
     Traced,
     coarse,
     format_percent,
     join,
     made,
+    path_of,
     runs_of,
     spelled,
 )
@@ -59,7 +61,7 @@ def to_json(
 ) -> str:
     """`json.dumps` with these arguments, traced."""
     # The parts of a tool's schema need no origin of their own.
-    given = hasattr(type(value), "_path") and value._message == GIVEN
+    given = isinstance(value, TRACED) and value._message == GIVEN
     if given or not _holds_traced(value):
         text = json.dumps(
             value,
@@ -83,7 +85,7 @@ def _holds_traced(value: Any) -> bool:
         return any(map(_holds_traced, value)) or any(map(_holds_traced, value.values()))
     if type(value) in (list, tuple):
         return any(map(_holds_traced, value))
-    return hasattr(type(value), "_path") or (isinstance(value, str) and type(value) is not str)
+    return isinstance(value, TRACED) or (isinstance(value, str) and type(value) is not str)
 
 
 class _Writer:
@@ -171,8 +173,7 @@ def _place_of(value: Any, place: _PLACE) -> _PLACE:
     """Place of a value; `place` if it has none of its own."""
     if isinstance(value, str):
         return runs_of(value)[0][1:3] if value and runs_of(value)[0][1] != LITERAL else place
-    path = getattr(value, "_path", None)
-    return place if path is None else (value._message, path)
+    return (value._message, value._path) if isinstance(value, TRACED) else place
 
 
 def _key(key: object, ascii_only: bool) -> str:
@@ -198,7 +199,7 @@ def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = Fal
     return space + join("\n", indented) if first else join("\n", indented)
 
 
-def _format(value: str, *arguments: Any, **named: Any) -> str:
+def _format(value: str, *arguments: object, **named: object) -> str:
     if arguments and named:
         raise jinja2.exceptions.FilterArgumentError(
             "can't handle positional and keyword arguments at the same time"
@@ -294,14 +295,14 @@ class _Dict:
     def __call__(self, *arguments: Any, **named: Any) -> dict[Any, Any]:
         return dict(*arguments, **named)
 
-    def fromkeys(self, keys: Iterable[Any], value: object = None) -> dict[Any, Any]:
+    def fromkeys(self, keys: Iterable[object], value: object = None) -> dict[Any, Any]:
         return dict.fromkeys(keys, value)
 
 
 class _Namespace(utils.Namespace):
     """`namespace(...)` in templates, without names that begin with an underscore."""
 
-    def __init__(*arguments: Any, **named: Any) -> None:
+    def __init__(*arguments: object, **named: object) -> None:
         self, rest = arguments[0], arguments[1:]
         attributes = dict(*rest, **named)
         for name in attributes:
@@ -320,11 +321,11 @@ def _check_name(name: object) -> None:
         )
 
 
-def _watch(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _watch(name: str, function: Callable[..., object]) -> Callable[..., Any]:
     """The filter, with message and field for any plain text that it returns."""
     pass_first = getattr(function, "jinja_pass_arg", None) is not None
 
-    def watched(*arguments: Any, **named: Any) -> Any:
+    def watched(*arguments: object, **named: object) -> Any:
         result = function(*arguments, **named)
         if isinstance(result, str):
             return coarse(result, [*arguments[1 if pass_first else 0 :], *named.values()])
@@ -392,7 +393,7 @@ class TracingEnvironment(ChatEnvironment):
         return tree
 
     @classmethod
-    def _joined(cls, parts: Iterable[Any]) -> Traced:
+    def _joined(cls, parts: Iterable[object]) -> Traced:
         return join("", [spelled(part) for part in parts])
 
     def wrap_str_format(self, value: Any) -> Any:

@@ -21,8 +21,7 @@ from html import unescape
 from typing import Any, NamedTuple, final
 
 from penstock.chat.render.template import Lost, Rendered
-from penstock.chat.render.template_output import path_of
-from penstock.chat.render.traced_text import KEY, LITERAL
+from penstock.chat.render.traced_text import KEY, LITERAL, path_of
 from penstock.core.json_values import JsonMapping
 
 _WORD = re.compile(r"(?<![\w.])(?:true|false|null|True|False|None)(?![\w.])")
@@ -296,7 +295,7 @@ class _Values:
         )
         return next(filter(None, reasons), None)
 
-    def _lost_list(self, values: Sequence[Any], path: str, begin: int, end: int) -> str | None:
+    def _lost_list(self, values: Sequence[object], path: str, begin: int, end: int) -> str | None:
         if not self._inside(path, begin, end) and "[" not in self._text[begin:end]:
             return _missing(path)
         at, unplaced = begin, list[Any]()
@@ -319,7 +318,7 @@ class _Values:
         some = self._spans[bisect_left(self._begins, begin) : bisect_left(self._begins, end)]
         return [span for span in some if span.field == path or span.field.startswith(f"{path}.")]
 
-    def _lost_words(self, values: Sequence[Any], path: str, begin: int, end: int) -> str | None:
+    def _lost_words(self, values: Sequence[object], path: str, begin: int, end: int) -> str | None:
         """Missing values without an origin: true, false and null are the last such words there."""
         words = [value for value in values if value is None or isinstance(value, bool)]
         others = [value for value in values if not (value is None or isinstance(value, bool))]

@@ -19,8 +19,7 @@ from weakref import WeakKeyDictionary
 import jinja2
 
 from penstock.chat.render.environment import ChatEnvironment, TracingEnvironment, compile_template
-from penstock.chat.render.template_output import trace, trace_messages
-from penstock.chat.render.traced_text import GIVEN, Run, Traced, lay_over
+from penstock.chat.render.traced_text import GIVEN, Run, Traced, lay_over, trace, trace_messages
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.json_files import parse_json
 from penstock.core.json_values import JsonMapping, JsonObject
@@ -94,7 +93,7 @@ class Template:
         """Whether it has filters after which Jinja escapes text."""
         return _MARKUP.search(self.source) is not None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.source, self.name, dict(self.variables), self.now)
 
     @cached_property
@@ -157,9 +156,9 @@ class Template:
         self,
         messages: Sequence[JsonMapping],
         *,
-        tools: Sequence[Any] | None = None,
+        tools: Sequence[object] | None = None,
         add_generation_prompt: bool = False,
-        **variables: Any,
+        **variables: object,
     ) -> str:
         """The text only; arguments and errors as in `render`."""
         plain = [_with_reasoning(message) for message in messages]
@@ -207,7 +206,7 @@ class Template:
     def _run(
         self,
         template: jinja2.Template,
-        messages: list[Any],
+        messages: Sequence[object],
         tools: Any,
         prompt: bool,
         variables: JsonMapping,
@@ -317,7 +316,7 @@ def _head(rendered: Rendered, message: int) -> str:
 
 
 def load_template(
-    source: str | Path, *, tokenizer: Tokenizer | None = None, **variables: Any
+    source: str | Path, *, tokenizer: Tokenizer | None = None, **variables: object
 ) -> Template:
     """Load a chat template.
 
@@ -345,7 +344,9 @@ def load_template(
     return template
 
 
-def own_template(tokenizer: Tokenizer, *, source: str | None = None, **variables: Any) -> Template:
+def own_template(
+    tokenizer: Tokenizer, *, source: str | None = None, **variables: object
+) -> Template:
     """The chat template that came with a tokenizer.
 
     Args:

@@ -13,7 +13,7 @@ The output does not change.
 """
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from typing import Any, TypeVar, cast, final
 
@@ -22,103 +22,18 @@ from jinja2 import nodes, runtime
 from jinja2.visitor import NodeTransformer
 
 from penstock.chat.render.traced_text import (
-    KEY,
-    LITERAL,
     Traced,
+    TracedDict,
+    TracedList,
     join,
     kept,
     made,
     runs_of,
-    spelled,
     written,
 )
-from penstock.core.json_values import JsonMapping
 
 NO_OWNER = -1
-_FIELDS = {"thinking": "reasoning_content", "reasoning": "reasoning_content"}
-"""One name for each field that templates read under several."""
 Node = TypeVar("Node", bound=nodes.Node)
-
-
-@final
-class TracedDict(dict[Any, Any]):
-    """A message (path ""), or an object in one: a part of its content, a tool call, arguments."""
-
-    __slots__ = ("_message", "_path")
-    _message: int
-    _path: str
-
-
-@final
-class TracedList(list[Any]):
-    """A list inside a message."""
-
-    __slots__ = ("_message", "_path")
-    _message: int
-    _path: str
-
-
-@final
-class TracedInt(int):
-    """A whole number inside a message."""
-
-    _message: int = LITERAL
-    _path: str = ""
-
-
-@final
-class TracedFloat(float):
-    """A number inside a message."""
-
-    __slots__ = ("_message", "_path")
-    _message: int
-    _path: str
-
-
-def path_of(path: str, key: object) -> str:
-    """Path of a field of an object in a message, from that of the object; a dot in a name is not
-    one between two.
-    """
-    return f"{path}.{str(key).replace('.', '․')}" if path else _FIELDS.get(str(key), str(key))
-
-
-def trace(value: Any, message: int, path: str = "") -> Any:
-    """Copy a message, or a value in it, so that each text and number has its message and field."""
-    if type(value) is str:
-        return made(value, ((len(value), message, path, 0, None, False),) if value else ())
-    if isinstance(value, str):
-        return Traced.of(str.__str__(value), message, path)
-    if value is None or isinstance(value, bool):
-        return value  # neither can be subclassed, so outside of JSON their text has no origin
-    copied: Any
-    if isinstance(value, (int, float)):
-        copied = TracedInt(value) if isinstance(value, int) else TracedFloat(value)
-    elif isinstance(value, Mapping):
-        copied = TracedDict()
-        for key, item in value.items():
-            field = path_of(path, key)
-            # Names of arguments are text of the message too.
-            name = (
-                made(key, ((len(key), message, field, KEY, None, False),))
-                if path and isinstance(key, str)
-                else key
-            )
-            copied[name] = trace(item, message, field)
-    elif isinstance(value, (list, tuple)):
-        copied = TracedList(
-            [trace(item, message, path_of(path, place)) for place, item in enumerate(value)]
-        )
-    else:
-        # Images and other objects: templates may check that they exist, and must not call their
-        # methods.
-        return f"<{type(value).__name__}>"
-    copied._message, copied._path = message, path
-    return copied
-
-
-def trace_messages(messages: Sequence[JsonMapping]) -> list[Any]:
-    """The messages of a conversation, traced."""
-    return [trace(message, number) for number, message in enumerate(messages)]
 
 
 @final
@@ -189,8 +104,7 @@ class TracingContext(runtime.Context):
 
 @jinja2.pass_context
 def _write(context: TracingContext, value: Any) -> str:
-    text = spelled(value)
-    return written(text, context._turns._owner) if text else ""
+    return written(value, context._turns._owner)
 
 
 @jinja2.pass_context

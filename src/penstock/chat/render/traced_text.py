@@ -15,9 +15,15 @@ microsecond per character, only where the two texts differ.
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, Self, SupportsIndex, final
+
+from penstock.core.json_values import JsonMapping
+
+_FIELDS = {"thinking": "reasoning_content", "reasoning": "reasoning_content"}
+"""One name for each field that templates read under several."""
+
 
 LITERAL: Final = -1
 """Message number of the template's own text."""
@@ -200,7 +206,7 @@ class Traced(str):
 def _traced_method(name: str, changes_case: bool) -> Callable[..., Traced]:
     method = getattr(str, name)
 
-    def changed(self: Traced, *arguments: Any) -> Traced:
+    def changed(self: Traced, *arguments: object) -> Traced:
         text: str = method(self, *arguments)
         # A change of case removes no character, so in a text of the same length each keeps its
         # place.
@@ -224,12 +230,15 @@ def made(text: str, runs: tuple[Run, ...]) -> Traced:
     return new
 
 
-def written(text: str, owner: int) -> Traced:
-    """`text` as written in the turn of `owner`; outside all turns (−1): in the turn in which it was
-    kept, if any.
+def written(value: object, owner: int) -> str:
+    """A value as it is written in the turn of `owner`; outside all turns (−1): in the turn in which
+    it was kept, if any.
     """
+    text = spelled(value)
+    if not text:
+        return ""
     if not isinstance(text, Traced):
-        return made(text, ((len(text), LITERAL, "", -1, owner, False),) if text else ())
+        return made(text, ((len(text), LITERAL, "", -1, owner, False),))
     runs: list[Run] = []
     for length, message, field, offset, old, generated in text._runs:
         new = owner if old is None else old if old > _KEPT else owner if owner >= 0 else _KEPT - old
@@ -302,14 +311,14 @@ def spelled(value: object) -> str:
     return value if isinstance(value, str) else coarse(str(value), [value])
 
 
-def coarse(text: str, values: Iterable[Any]) -> str:
+def coarse(text: str, values: Iterable[object]) -> str:
     """The result of an unknown operation on `values`: message and field of the first that has any,
     without offset.
     """
     return text if isinstance(text, Traced) else _coarse(text, values)
 
 
-def _coarse(text: str, values: Iterable[Any]) -> Traced:
+def _coarse(text: str, values: Iterable[object]) -> Traced:
     found = _find_words(values) if text else None
     return Traced(text) if found is None else made(str.__str__(text), ((len(text), *found),))
 
@@ -325,7 +334,7 @@ def _find_words(values: Iterable[Any]) -> tuple[int, str, int, int | None, bool]
             inner = next(
                 ((*run[1:3], -1, *run[4:]) for run in runs_of(value) if run[1] != LITERAL), None
             )
-        elif hasattr(type(value), "_path"):
+        elif isinstance(value, TRACED):
             inner = (value._message, value._path, -1, None, False)
         elif isinstance(value, (dict, list, tuple)):
             inner = _find_words([*value, *value.values()] if isinstance(value, dict) else value)
@@ -371,3 +380,88 @@ def _widen(runs: tuple[Run, ...], widths: list[int]) -> tuple[Run, ...]:
             wider.append((width, message, field, first, owner, generated))
         at += length
     return tuple(wider)
+
+
+@final
+class TracedDict(dict[Any, Any]):
+    """A message (path ""), or an object in one: a part of its content, a tool call, arguments."""
+
+    __slots__ = ("_message", "_path")
+    _message: int
+    _path: str
+
+
+@final
+class TracedList(list[Any]):
+    """A list inside a message."""
+
+    __slots__ = ("_message", "_path")
+    _message: int
+    _path: str
+
+
+@final
+class TracedInt(int):
+    """A whole number inside a message."""
+
+    _message: int = LITERAL
+    _path: str = ""
+
+
+@final
+class TracedFloat(float):
+    """A number inside a message."""
+
+    __slots__ = ("_message", "_path")
+    _message: int
+    _path: str
+
+
+TRACED = (TracedDict, TracedList, TracedInt, TracedFloat)
+"""Types of what lies in a message and is no text; a text is a `Traced`."""
+
+
+def path_of(path: str, key: object) -> str:
+    """Path of a field of an object in a message, from that of the object; a dot in a name is not
+    one between two.
+    """
+    return f"{path}.{str(key).replace('.', '․')}" if path else _FIELDS.get(str(key), str(key))
+
+
+def trace(value: Any, message: int, path: str = "") -> Any:
+    """Copy a message, or a value in it, so that each text and number has its message and field."""
+    if type(value) is str:
+        return made(value, ((len(value), message, path, 0, None, False),) if value else ())
+    if isinstance(value, str):
+        return Traced.of(str.__str__(value), message, path)
+    if value is None or isinstance(value, bool):
+        return value  # neither can be subclassed, so outside of JSON their text has no origin
+    copied: Any
+    if isinstance(value, (int, float)):
+        copied = TracedInt(value) if isinstance(value, int) else TracedFloat(value)
+    elif isinstance(value, Mapping):
+        copied = TracedDict()
+        for key, item in value.items():
+            field = path_of(path, key)
+            # Names of arguments are text of the message too.
+            name = (
+                made(key, ((len(key), message, field, KEY, None, False),))
+                if path and isinstance(key, str)
+                else key
+            )
+            copied[name] = trace(item, message, field)
+    elif isinstance(value, (list, tuple)):
+        copied = TracedList(
+            [trace(item, message, path_of(path, place)) for place, item in enumerate(value)]
+        )
+    else:
+        # Images and other objects: templates may check that they exist, and must not call their
+        # methods.
+        return f"<{type(value).__name__}>"
+    copied._message, copied._path = message, path
+    return copied
+
+
+def trace_messages(messages: Sequence[JsonMapping]) -> list[Any]:
+    """The messages of a conversation, traced."""
+    return [trace(message, number) for number, message in enumerate(messages)]

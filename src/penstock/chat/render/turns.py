@@ -99,7 +99,7 @@ def find_opening(reply: Reply) -> Opening:
 def render_prompt(
     template: Template,
     before: Sequence[JsonMapping],
-    tools: Sequence[Any] | None,
+    tools: Sequence[object] | None,
     variables: JsonMapping,
 ) -> str | None:
     """The text that prompts for a reply after some messages; None if the template refuses them."""
@@ -109,7 +109,9 @@ def render_prompt(
         return None
 
 
-def usual_opening(template: Template, tools: Sequence[Any] | None, variables: JsonMapping) -> str:
+def usual_opening(
+    template: Template, tools: Sequence[object] | None, variables: JsonMapping
+) -> str:
     """Text that the generation prompt adds to a plain question; if none, the text before the
     answer.
     """

@@ -108,7 +108,7 @@ def encode_rendered(
 def encode_rendered_batch(
     tokenizer: Tokenizer,
     texts: Sequence[str],
-    literals: Sequence[Any],
+    literals: Sequence[object],
     *,
     allow_forged: bool = False,
 ) -> list[EncodedText]:
@@ -201,7 +201,7 @@ def _encode_stretches(tokenizer: Tokenizer, found: _Items) -> tuple[IdArray, Int
     if tokenizer.inner is not tokenizer:
         leading = np.isin(found.items[:, 0], found.text_offsets[:-1])
         groups = [(tokenizer, is_stretch & leading), (tokenizer.inner, is_stretch & ~leading)]
-    values: list[Any] = []
+    values = []
     done = 0
     for encoder, chosen in groups:
         encoded = _encode(encoder, found.data, found.items[chosen])
@@ -215,8 +215,9 @@ def _encode(encoder: Tokenizer, data: Bytes, stretches: IntArray) -> Ragged:
     """Ids of stretches, one row each."""
     if len(stretches) > FEW:
         return encoder.encode_batch(_as_arrow(data, stretches))
-    texts = (data[begin:end].tobytes().decode() for begin, end, _ in stretches.tolist())
-    return Ragged.from_rows([encoder.encode(text) for text in texts], np.uint32)
+    return encoder.encode_each(
+        [data[begin:end].tobytes().decode() for begin, end, _ in stretches.tolist()]
+    )
 
 
 def _as_arrow(data: Bytes, stretches: IntArray) -> Any:

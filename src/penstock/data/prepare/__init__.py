@@ -4,14 +4,13 @@ accounted for.
 
 from penstock.core.lazy_imports import public_names
 from penstock.data.prepare.chat_settings import ChatSettings
-from penstock.data.prepare.report import PrepareReport, SplitReport
+from penstock.data.prepare.prepared import PreparedDataset
 from penstock.data.prepare.settings import PrepareSettings
 
 __all__ = [
     "ChatSettings",
-    "PrepareReport",
     "PrepareSettings",
-    "SplitReport",
+    "PreparedDataset",
 ]
 
 __dir__ = public_names(__name__)

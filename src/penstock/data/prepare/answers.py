@@ -11,7 +11,8 @@ import numpy as np
 from penstock.chat import Conversation, EncodedChat
 from penstock.chat.records.answers import AnswerSet
 from penstock.core.errors import ConfigError
-from penstock.data.shards.format.trees import LABEL, RANK, Tree, TreeDocument, build_tree
+from penstock.data.shards.format.tree_building import TreeDocument, build_tree
+from penstock.data.shards.format.trees import LABEL, RANK, Tree
 
 Columns = Callable[[Sequence[EncodedChat]], dict[str, list[Any]]]
 """(paths) → name → a number for each token of each path."""

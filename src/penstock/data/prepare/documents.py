@@ -23,8 +23,8 @@ from penstock.core.errors import ConfigError, TokenizerError
 from penstock.core.ragged import Ragged
 from penstock.core.randomness import key_for
 from penstock.data.prepare import _kernels as k
-from penstock.data.prepare.chat_summary import ChatSummary
 from penstock.data.prepare.settings import PrepareSettings
+from penstock.data.reports.chat_summary import ChatSummary
 from penstock.data.shards import SpanBlock
 from penstock.data.shards.format.images import ImageOf
 from penstock.data.shards.format.layout import SPAN, Column

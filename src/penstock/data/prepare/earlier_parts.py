@@ -22,7 +22,6 @@ from penstock.data.prepare.part_record import (
     HASHES,
     PARTS,
     REJECTED,
-    REPORT,
     UNSETTLED,
     PartRecord,
     files_of,
@@ -35,6 +34,7 @@ from penstock.data.prepare.part_record import (
     save_record,
     shard_name,
 )
+from penstock.data.reports.report import REPORT
 from penstock.data.shards.writing.reuse import ShardStore, reopen_dataset
 from penstock.data.sources import Part
 from penstock.data.stores.files import output_errors

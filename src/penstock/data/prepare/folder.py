@@ -23,8 +23,9 @@ from typing import final
 from penstock.core.errors import OutputError
 from penstock.core.folders import lock_folder
 from penstock.core.json_values import JsonObject
-from penstock.data.prepare.part_record import HASHES, PARTS, REJECTED, REPORT, WORK
+from penstock.data.prepare.part_record import HASHES, PARTS, REJECTED, WORK
 from penstock.data.prepare.settings import RETIRED, fingerprint
+from penstock.data.reports.report import REPORT
 from penstock.data.shards import Manifest
 from penstock.data.shards.format.manifest import (
     BATCHES,

@@ -9,8 +9,8 @@ from penstock.core.errors import ConfigError, OutputError, RecordError
 from penstock.core.json_values import JsonObject
 from penstock.data.prepare.folder import input_changes
 from penstock.data.prepare.probe import say
-from penstock.data.prepare.report import describe_changes
 from penstock.data.prepare.settings import PrepareSettings
+from penstock.data.reports.report import describe_changes
 from penstock.data.sources import Part, open_records, open_sources
 
 Paths = str | os.PathLike[str]

@@ -13,14 +13,12 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self, final
 
 import numpy as np
 
 from penstock.core.errors import RecordError
 from penstock.core.urls import Address
-from penstock.data.prepare.chat_summary import ChatSummary
 from penstock.data.prepare.hashes import HashFile
 from penstock.data.prepare.part_record import (
     WORK,
@@ -30,11 +28,12 @@ from penstock.data.prepare.part_record import (
     save_record,
     shard_name,
 )
-from penstock.data.prepare.reasons import Reasons
 from penstock.data.prepare.recipe import Recipe
 from penstock.data.prepare.settings import PrepareSettings
 from penstock.data.prepare.stored_shards import made_apart, put_shard
 from penstock.data.prepare.transform import Transform
+from penstock.data.reports.chat_summary import ChatSummary
+from penstock.data.reports.reasons import Reasons
 from penstock.data.shards import ShardInfo, ShardLayout, ShardWriter
 from penstock.data.sources import Part, Reject
 from penstock.data.sources.files import copied_file, open_ranges
@@ -74,12 +73,7 @@ class RejectFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
             self._partial.unlink(missing_ok=True)

@@ -17,9 +17,9 @@ from penstock.data.stores.files import output_errors, write_json
 WORK = PREPARING[0]
 """Folder inside the output for temporary files of a preparation; removed at the end."""
 
-REPORT, PARTS, REJECTED, HASHES = "report.json", "parts.json", "rejected.jsonl", "hashes.bin"
-"""Files of a finished preparation: the report, the record of each part, the rejects of all parts,
-and the hashes of their documents, if duplicates are dropped.
+PARTS, REJECTED, HASHES = "parts.json", "rejected.jsonl", "hashes.bin"
+"""Files of a finished preparation besides its report: the record of each part, the rejects of all
+parts, and the hashes of their documents, if duplicates are dropped.
 """
 
 UNSETTLED = "being dropped"

@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, Pipe, wait
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, final
 
 from penstock.core.errors import PenstockError
@@ -79,12 +78,7 @@ class Pool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._crew is not None:
             self._crew.close()
 

@@ -22,9 +22,10 @@ from penstock.core.folders import is_url, local_path, normal_url
 from penstock.core.json_values import JsonObject
 from penstock.core.terminal import short_number
 from penstock.core.urls import shown_url
-from penstock.data.prepare.chat_summary import describe_template
+from penstock.data.prepare.chat_notices import describe_template
 from penstock.data.prepare.documents import Framing
 from penstock.data.prepare.executors import choose_executor
+from penstock.data.prepare.finish import finish, input_of
 from penstock.data.prepare.folder import OutputFolder, Place, begun_on, input_changes
 from penstock.data.prepare.input import (
     Paths,
@@ -36,23 +37,17 @@ from penstock.data.prepare.input import (
 )
 from penstock.data.prepare.options import merge_options
 from penstock.data.prepare.part import COPIES, Workshop
-from penstock.data.prepare.part_record import REPORT, WORK
+from penstock.data.prepare.part_record import WORK
 from penstock.data.prepare.prepare_keywords import PrepareOptions
+from penstock.data.prepare.prepared import PreparedDataset
 from penstock.data.prepare.probe import say
 from penstock.data.prepare.recipe import ChatRecipe, TextRecipe
-from penstock.data.prepare.report import (
-    SHOWN,
-    PrepareReport,
-    describe_changes,
-    finish,
-    input_of,
-    read_report,
-)
 from penstock.data.prepare.settings import PrepareSettings, fingerprint
 from penstock.data.prepare.stored_shards import MAKING, StoreOutput
 from penstock.data.prepare.transform import Transform, describe_transform, load_transform
 from penstock.data.prepare.upload import prepare_remote
 from penstock.data.prepare.work import FREE_SHARE, Done, Work
+from penstock.data.reports.report import REPORT, SHOWN, PrepareReport, describe_changes, read_report
 from penstock.data.shards import ShardLayout
 from penstock.data.sources import Part
 from penstock.data.stores.copies import Copies
@@ -75,12 +70,14 @@ def prepare(
     progress: bool = True,
     verbose: bool = False,
     **options: Unpack[PrepareOptions],
-) -> PrepareReport:
+) -> PreparedDataset:
     """Turn raw text, or conversations with a template, into a dataset of shards.
 
     ```python
-    prepare("web/*.jsonl.zst", tokenizer="tokenizer.json", output="data/web")
-    prepare(iter(texts), tokenizer="tokenizer.json", output="data/mine", validation=0.01)
+    web = prepare("web/*.jsonl.zst", tokenizer="tokenizer.json", output="data/web")
+    print(web.report)
+    train = prepare(iter(texts), tokenizer="tokenizer.json", output="data/mine", validation=0.01)
+    train.validation
     prepare("chats.jsonl", tokenizer="Qwen3-0.6B/", output="data/chats", chat=ChatOptions(mask_history=True))
     ```
 
@@ -113,6 +110,10 @@ def prepare(
             `weights_field`, `columns`; of chats, those of `ChatOptions`, one by one or together as
             `chat`.
 
+    Returns:
+        The dataset, opened; with a validation share that of training, and the other as its
+        `validation`. Its `report` says what went in, what came out, and what was rejected.
+
     Raises:
         RecordError: A record cannot be read, with file and line; a conversation cannot be trained;
             too many were rejected; or there is no document.
@@ -137,8 +138,10 @@ def prepare(
         **options,
     )
     if is_url(output):
-        return prepare_remote(normal_url(output), overwrite, progress, into)
-    return into(local_path(output, "the output of prepare"), None)
+        url = normal_url(output)
+        return PreparedDataset.of(prepare_remote(url, overwrite, progress, into), url)
+    folder = local_path(output, "the output of prepare")
+    return PreparedDataset.of(into(folder, None), folder)
 
 
 def _prepare_folder(

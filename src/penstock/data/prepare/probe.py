@@ -10,15 +10,13 @@ from collections.abc import Iterator, Sequence
 
 from penstock.core.errors import RecordError
 from penstock.core.terminal import visible
-from penstock.data.prepare.chat_summary import chat_notices
+from penstock.data.prepare.chat_notices import chat_notices
 from penstock.data.prepare.part import Workshop
 from penstock.data.prepare.recipe import Block, ChatRecipe
 from penstock.data.sources import ObjectBlock, Part, RecordBlock
 
-SAMPLE_PARTS, SAMPLE_BYTES, SAMPLE_TEXT = 4, 50_000, 4_000
-"""The sample for checking the encoder: number of parts, bytes of text from each, characters of each
-text.
-"""
+SAMPLE_PARTS = 4
+"""Parts of which a sample is taken for checking the encoder."""
 
 
 def check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool, verbose: bool) -> bool:
@@ -46,12 +44,8 @@ def check_encoder(shop: Workshop, parts: Sequence[Part], progress: bool, verbose
             and block.weights.present.any()
         ):
             unweighted = None
-        size = 0
-        for text in shop.recipe.sample(block) if block is not None else []:
-            sample.append(text[:SAMPLE_TEXT])
-            size += len(sample[-1])
-            if size >= SAMPLE_BYTES:
-                break
+        if block is not None:
+            sample += shop.recipe.sample(block)
     if unweighted is not None and sample and progress:
         say(
             f"warning: no sampled record has the field {unweighted!r}, which weights_field "

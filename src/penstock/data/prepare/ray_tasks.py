@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any, final
+from typing import IO, Any, Protocol, final, runtime_checkable
 
 from penstock.core.errors import MissingExtraError, OutputError, PenstockError, StoreError
 from penstock.core.json_values import JsonObject
@@ -77,6 +77,21 @@ class Place:
     """Where this program imports modules from, for the user's transform."""
 
     version: str
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """State of work that can write somewhere else than into the output."""
+
+    def elsewhere(self, folder: Path) -> object:
+        """The state with another folder for what is written."""
+
+
+@runtime_checkable
+class NeedsOutput(Protocol):
+    """A task that reads the output, so not every node of a cluster can do it."""
+
+    needs_output: bool
 
 
 def serve(place: Place, state: list[Any], work: bytes) -> Iterator[tuple[str, Any]]:
@@ -129,13 +144,13 @@ def _do(
 
     if sees:
         return "done", function(state, argument, report)
-    if not hasattr(state, "elsewhere"):
+    if not isinstance(state, Movable):
         raise OutputError(
             f"node {_node()}: does not see {place.marker.parent.parent} of this run; the "
             "output must be on a file system that all nodes share, under the same path, with "
             "one preparation at a time"
         )
-    if getattr(argument, "needs_output", False):
+    if isinstance(argument, NeedsOutput) and argument.needs_output:
         return "unseen", None
     with tempfile.TemporaryDirectory(prefix="penstock-part-") as folder:
         result = function(state.elsewhere(Path(folder)), argument, report)

@@ -1,7 +1,7 @@
 """How records become documents: one recipe for texts, one for chats, with the same interface."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, final
@@ -20,6 +20,8 @@ Block = RecordBlock | ObjectBlock
 
 COLLECT_AFTER = 100_000
 """Number of new objects after which Python collects cyclic garbage, while chats are encoded."""
+SAMPLE_BYTES, SAMPLE_TEXT = 50_000, 4_000
+"""The sample of a block for checking the encoder: characters of all texts, and of each."""
 
 
 class Recipe(Protocol):
@@ -34,8 +36,8 @@ class Recipe(Protocol):
     def encode(self, block: Block, files: tuple[str, ...], addresses: tuple[str, ...]) -> Encoded:
         """Make documents from the records; `addresses` open the files."""
 
-    def sample(self, block: Block) -> Iterator[str]:
-        """Texts of the records, for checking the encoder."""
+    def sample(self, block: Block) -> list[str]:
+        """Beginnings of some texts of the records, for checking the encoder."""
 
 
 @contextmanager
@@ -76,10 +78,10 @@ class TextRecipe:
         assert isinstance(block, RecordBlock)
         return encode_block(block, files, self.tokenizer, self.framing, self.settings)
 
-    def sample(self, block: Block) -> Iterator[str]:
-        """Texts of the records, for checking the encoder."""
+    def sample(self, block: Block) -> list[str]:
+        """Beginnings of some texts of the records, for checking the encoder."""
         assert isinstance(block, RecordBlock)
-        return (text.as_py() for text in block.texts)
+        return _sampled([text.as_py()] for text in block.texts)
 
 
 @final
@@ -106,7 +108,19 @@ class ChatRecipe:
         assert isinstance(block, ObjectBlock)
         return encode_chats(block, files, addresses, self.encoder, self.chat, self.settings)
 
-    def sample(self, block: Block) -> Iterator[str]:
-        """Texts of the records, for checking the encoder."""
+    def sample(self, block: Block) -> list[str]:
+        """Beginnings of some texts of the records, for checking the encoder."""
         assert isinstance(block, ObjectBlock)
-        return texts_of([*block.objects])
+        return _sampled(map(texts_of, block.objects))
+
+
+def _sampled(records: Iterable[list[str]]) -> list[str]:
+    sample: list[str] = []
+    size = 0
+    for texts in records:
+        for text in texts:
+            sample.append(text[:SAMPLE_TEXT])
+            size += len(sample[-1])
+            if size >= SAMPLE_BYTES:
+                return sample
+    return sample

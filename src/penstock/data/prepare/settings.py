@@ -5,13 +5,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from penstock.chat import Template
 from penstock.core.errors import ConfigError
 from penstock.core.formats import PREPARATION
 from penstock.core.json_values import JsonObject
 from penstock.data.prepare.chat_settings import ChatSettings, day_of
+from penstock.data.reports.report import SPLITS
 from penstock.data.shards.format.layout import Column
 from penstock.data.sources import Fields, OnDamage
 from penstock.data.sources.formats import FORMATS, Format, check_delimiter
@@ -177,7 +178,7 @@ class PrepareSettings:
             else lambda damage: found.append(asdict(damage))
         )
 
-    def accepts(self, rejects: int, damaged: Sequence[Any]) -> bool:
+    def accepts(self, rejects: int, damaged: Sequence[object]) -> bool:
         """Whether these settings allow a result with this number of rejects and these damaged
         files.
         """
@@ -190,7 +191,7 @@ class PrepareSettings:
         """Names of the resulting datasets, as folders inside the output; ("",) is the output
         itself.
         """
-        return ("train", "validation") if self.validation else ("",)
+        return SPLITS if self.validation else ("",)
 
     def as_plan(
         self,

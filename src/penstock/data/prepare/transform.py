@@ -10,7 +10,6 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +33,7 @@ def load_transform(given: str | Transform | None) -> Transform | None:
         return given
     module, colon, name = given.partition(":")
     try:
-        function: Any = import_module(module)
+        function = import_module(module)
         for part in name.split("."):
             function = getattr(function, part)
     except (ImportError, AttributeError, ValueError) as error:
@@ -151,7 +150,7 @@ def _changed(
     for row, record in enumerate(records):
         place = f"{files[block.files[row]]}:{block.lines[row]}"
         try:
-            changed: Any = function(record)
+            changed = function(record)
         except Exception as error:
             raise RecordError(
                 f"{place}: transform failed: {type(error).__name__}: {error}"

@@ -16,8 +16,8 @@ from pathlib import Path
 from penstock.core.errors import OutputError
 from penstock.core.folders import base_name, cache_folder
 from penstock.core.urls import url_key
-from penstock.data.prepare.report import PrepareReport
 from penstock.data.prepare.stored_shards import StoreOutput
+from penstock.data.reports.report import PrepareReport
 from penstock.data.shards.copying import SPLITS, copy_dataset
 from penstock.data.shards.format.manifest import MANIFEST
 from penstock.data.stores.store import Store

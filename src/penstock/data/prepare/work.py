@@ -13,10 +13,11 @@ from penstock.data.prepare.earlier_parts import Earlier, Interrupted, Kept, fini
 from penstock.data.prepare.executors import MakeCrew
 from penstock.data.prepare.folder import OutputFolder, Place
 from penstock.data.prepare.part import Progressed, Task, Workshop, prepare_part, using_copies
-from penstock.data.prepare.part_record import REPORT, PartRecord
+from penstock.data.prepare.part_record import PartRecord
 from penstock.data.prepare.pool import Pool
 from penstock.data.prepare.probe import check_encoder, checked_first
 from penstock.data.prepare.stored_shards import StoreOutput
+from penstock.data.reports.report import REPORT
 from penstock.data.sources import Part
 from penstock.data.sources.json_files import number_lines
 

@@ -34,7 +34,7 @@ def main() -> None:
 def _serve(connection: Connection, state: object) -> None:
     function, argument = pickle.loads(connection.recv_bytes())
 
-    def report(*figures: Any) -> None:
+    def report(*figures: object) -> None:
         connection.send_bytes(pickle.dumps(("report", figures)))
 
     message: tuple[str, Any]

@@ -19,14 +19,17 @@ from penstock.data.shards.format.manifest import (
     ShardInfo,
     TokenizerInfo,
 )
-from penstock.data.shards.format.trees import Tree, TreeDocument, build_tree
+from penstock.data.shards.format.tree_building import TreeDocument, build_tree
+from penstock.data.shards.format.trees import Tree
 from penstock.data.shards.joined import JoinedCorpus
+from penstock.data.shards.shard_faults import Fault
 from penstock.data.shards.tables.corpus import Corpus
 from penstock.data.shards.tables.document import Document, Origin
 from penstock.data.shards.tables.table import DocumentTable
-from penstock.data.shards.verify import Fault, Report, verify
+from penstock.data.shards.verify import Report, verify
+from penstock.data.shards.writing.blocks import SpanBlock
 from penstock.data.shards.writing.finish import finish_dataset
-from penstock.data.shards.writing.writer import ShardWriter, SpanBlock
+from penstock.data.shards.writing.writer import ShardWriter
 
 __all__ = [
     "ChatInfo",

@@ -19,8 +19,8 @@ from penstock.data.shards.dataset import Dataset
 from penstock.data.shards.foreign.in_place import InPlaceCorpus
 from penstock.data.shards.foreign.megatron import HEADER, MAGIC, READABLE, TYPES, megatron_prefix
 from penstock.data.shards.format._kernels import DOCUMENTS_PER_BATCH
-from penstock.data.shards.format.layout import TOKENIZER_FOLDER, ShardLayout
-from penstock.data.shards.format.manifest import ShardInfo, TokenizerInfo
+from penstock.data.shards.format.layout import ShardLayout
+from penstock.data.shards.format.manifest import TOKENIZER_FOLDER, ShardInfo, TokenizerInfo
 from penstock.data.shards.joined import JoinedCorpus
 from penstock.data.shards.writing.finish import finish_dataset
 from penstock.data.shards.writing.writer import ShardWriter

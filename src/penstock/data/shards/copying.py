@@ -22,8 +22,12 @@ from penstock.core.errors import ConfigError, CorruptionError, FormatError, Outp
 from penstock.core.folders import is_url, local_path
 from penstock.core.terminal import Progress
 from penstock.data.shards.format.images import PROCESSOR_FILES, PROCESSOR_FOLDER
-from penstock.data.shards.format.layout import TOKENIZER_FILES, TOKENIZER_FOLDER
-from penstock.data.shards.format.manifest import MANIFEST, Manifest
+from penstock.data.shards.format.manifest import (
+    MANIFEST,
+    TOKENIZER_FILES,
+    TOKENIZER_FOLDER,
+    Manifest,
+)
 from penstock.data.stores.daemons import DaemonPool, result_of
 from penstock.data.stores.files import checksum, map_file, output_errors, sync, write_file
 from penstock.data.stores.store import RefusedError, Store, StoredFile

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeVar, final
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -18,14 +18,16 @@ from penstock.core.errors import ConfigError, CorruptionError, PenstockError
 from penstock.core.folders import is_url, local_path
 from penstock.core.notebook import bars, card
 from penstock.core.urls import Address
+from penstock.data import reports
 from penstock.data.shards.for_datasets import TargetColumn, to_datasets
 from penstock.data.shards.format import _kernels as k
 from penstock.data.shards.format.images import PROCESSOR_FOLDER, MediaInfo
-from penstock.data.shards.format.layout import TOKENIZER_FOLDER, other_places, read_texts
+from penstock.data.shards.format.layout import other_places, read_texts
 from penstock.data.shards.format.manifest import (
     BATCHES,
     FILES,
     LENGTHS,
+    TOKENIZER_FOLDER,
     WEIGHT_SUMS,
     ChatInfo,
     Manifest,
@@ -50,7 +52,6 @@ from penstock.tokenizers.loading import load_tokenizer
 Result = TypeVar("Result")
 
 
-@final
 class Dataset:
     """A folder that `penstock prepare` made; `len(dataset)` documents, `dataset[i]` one of them,
     `dataset[i:j]` a list.
@@ -145,7 +146,7 @@ class Dataset:
         check_batches(path, manifest, table.batches)
         return cls(path, manifest, table)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _reopened, (self.address.full if self.address else self.path, self._cache)
 
     @property
@@ -272,6 +273,18 @@ class Dataset:
             remote = fetch_tables(self.address.full, self._cache)
             with _in_cache(remote.store.url, remote.kept):
                 return read()
+
+    @property
+    def report(self) -> "reports.PrepareReport | None":
+        """The report of the preparation that made it; None: there is none, or the dataset was
+        changed since. Read on first use.
+        """
+        return self._stored_report
+
+    @cached_property
+    def _stored_report(self) -> "reports.PrepareReport | None":
+        location = self.address.full if self.address else str(self.path.resolve())
+        return reports.PrepareReport.of_dataset(location, self.fingerprint)
 
     def to_datasets(self, targets: TargetColumn = "assistant_masks", *, verify: bool = True) -> Any:
         """This dataset as a `datasets.Dataset` of Hugging Face: a row for each document, its ids in

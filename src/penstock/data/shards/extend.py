@@ -14,11 +14,18 @@ from penstock.core.ragged import Ragged
 from penstock.core.terminal import Progress
 from penstock.data.shards.dataset import Dataset
 from penstock.data.shards.format.images import MEDIA, PROCESSOR_FOLDER
-from penstock.data.shards.format.layout import TOKENIZER_FOLDER, Column, ShardLayout
-from penstock.data.shards.format.manifest import CHAT, CHAT_TEMPLATE, ShardInfo, TokenizerInfo
+from penstock.data.shards.format.layout import Column, ShardLayout
+from penstock.data.shards.format.manifest import (
+    CHAT,
+    CHAT_TEMPLATE,
+    TOKENIZER_FOLDER,
+    ShardInfo,
+    TokenizerInfo,
+)
 from penstock.data.shards.tables.corpus import Corpus
+from penstock.data.shards.writing.blocks import spans_of
 from penstock.data.shards.writing.finish import finish_dataset
-from penstock.data.shards.writing.writer import ShardWriter, spans_of
+from penstock.data.shards.writing.writer import ShardWriter
 from penstock.data.stores.files import new_folder
 
 _TOGETHER = 256

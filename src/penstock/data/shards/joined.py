@@ -17,6 +17,7 @@ import numpy as np
 
 from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.data.shards.dataset import Dataset
 from penstock.data.shards.format.images import MediaInfo
 from penstock.data.shards.format.manifest import ChatInfo, TokenizerInfo
@@ -74,7 +75,7 @@ class JoinedCorpus:
         self.framed = all(begins for begins, _ in framed), all(ends for _, ends in framed)
         self.fingerprint = fingerprint_of_parts([part.fingerprint for part in parts])
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return JoinedCorpus, (self.parts, self.name)
 
     @property
@@ -210,9 +211,9 @@ def _refuse_differences(parts: Sequence[Corpus]) -> None:
                 )
 
 
-def _facts(part: Corpus) -> dict[str, Any]:
+def _facts(part: Corpus) -> JsonObject:
     table, chat, info = part.table, part.chat, part.tokenizer
-    facts: dict[str, Any] = {
+    facts: JsonObject = {
         "format": part.kind,
         "bytes of a stored token": table.token_bytes,
         "tokenizer": info and replace(info, name=""),

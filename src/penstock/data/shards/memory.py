@@ -11,14 +11,21 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping
 from penstock.core.ragged import Ragged
 from penstock.core.suggestions import suggests
 from penstock.data.shards.dataset import Dataset
-from penstock.data.shards.format.layout import SPAN, TOKENIZER_FOLDER, Column, ShardLayout
-from penstock.data.shards.format.manifest import ChatInfo, ShardInfo, TokenizerInfo
+from penstock.data.shards.format.layout import SPAN, Column, ShardLayout
+from penstock.data.shards.format.manifest import (
+    TOKENIZER_FOLDER,
+    ChatInfo,
+    ShardInfo,
+    TokenizerInfo,
+)
 from penstock.data.shards.format.trees import Tree
+from penstock.data.shards.writing.blocks import SpanBlock, slice_rows
 from penstock.data.shards.writing.finish import finish_dataset
-from penstock.data.shards.writing.writer import ShardWriter, SpanBlock, slice_rows
+from penstock.data.shards.writing.writer import ShardWriter
 from penstock.data.stores.files import new_folder
 from penstock.tokenizers import Tokenizer
 
@@ -40,7 +47,7 @@ def write_dataset(
     fills: Mapping[str, float] | None = None,
     trees: Sequence[Tree | None] | None = None,
     chat: ChatInfo | None = None,
-    sampling: Mapping[str, Any] | None = None,
+    sampling: JsonMapping | None = None,
 ) -> Dataset:
     """Write a complete dataset from documents in memory, and open it.
 

@@ -14,7 +14,7 @@ from penstock.data.shards.foreign.in_place import InPlaceCorpus
 from penstock.data.shards.foreign.megatron import megatron_prefix, open_megatron
 from penstock.data.shards.foreign.npy import open_npy
 from penstock.data.shards.joined import JoinedCorpus
-from penstock.data.shards.tables.corpus import is_corpus
+from penstock.data.shards.tables.corpus import Corpus, is_corpus
 
 _IN_PLACE = (".npy", ".bin", ".idx")
 """Endings of foreign corpora, which are read only from local files."""
@@ -22,7 +22,7 @@ _IN_PLACE = (".npy", ".bin", ".idx")
 
 @suggests
 def open_dataset(
-    path: str | os.PathLike[str] | Sequence[Any],
+    path: str | os.PathLike[str] | Corpus | Sequence[Any],
     *,
     dtype: str | None = None,
     eos_id: int | None = None,
@@ -39,8 +39,8 @@ def open_dataset(
 
     Args:
         path: A folder that `penstock prepare` made, or its URL in a store; a Megatron corpus (its
-            prefix, `.bin` or `.idx`); an `.npy` file of bare tokens; a glob of these; or a list of
-            paths, globs and opened datasets. Parts of one corpus have one format, tokenizer and
+            prefix, `.bin` or `.idx`); an `.npy` file of bare tokens; a glob of these; an opened
+            dataset; or a list of these. Parts of one corpus have one format, tokenizer and
             template.
         dtype: Type of the tokens in `.npy` files: "uint16" or "uint32".
         eos_id: The token that ends each document in `.npy` files, or in Megatron corpora if all
@@ -52,14 +52,16 @@ def open_dataset(
         FormatError: There is nothing that penstock can read, or nothing matches a glob.
         StoreError: A store cannot be read.
         CorruptionError: A dataset is damaged.
-        ConfigError: An `.npy` file without `dtype` and `eos_id`, a remote dataset with images, an
-            empty list, a part that is given twice, or two parts that cannot be one corpus.
+        ConfigError: An `.npy` file without `dtype` and `eos_id`, an empty list, a part that is
+            given twice, or two parts that cannot be one corpus.
     """
     if isinstance(path, os.PathLike):
         path = Path(path)
     if isinstance(path, (str, Path)) and not _is_glob(path):
         return _open_one(path, dtype, eos_id, cache)
-    found = list(_expanded([path] if isinstance(path, (str, Path)) else path))
+    found = list(
+        _expanded(path if isinstance(path, Sequence) and not isinstance(path, str) else [path])
+    )
     if not found:
         raise ConfigError("a corpus needs at least one dataset, got an empty list")
     parts: list[Any] = []

@@ -24,10 +24,10 @@ from penstock.data.sources.files import (
     Extent,
     FilePart,
     SourceFile,
+    WholeFilePart,
     local_file,
     open_random,
     other_content,
-    whole_file,
 )
 from penstock.data.sources.lines import BLOCK_LINES
 from penstock.data.sources.objects import ObjectBlock, block_of_records, rows_as_objects
@@ -79,7 +79,7 @@ def find_type(schema: pa.Schema, name: str) -> Any:
     """Type of a field, looked up through structs, or that of JSON around it; None if it is
     missing.
     """
-    kind: Any = pa.struct(list(schema))
+    kind = pa.struct(list(schema))
     for part in name.split("."):
         if is_json(pa.field(name, kind)):
             return kind
@@ -183,29 +183,10 @@ def _checked_utf8(texts: pa.Array) -> tuple[pa.Array, dict[int, UnicodeDecodeErr
 
 @final
 @dataclass(frozen=True, slots=True)
-class ArrowPart(FilePart):
+class ArrowPart(WholeFilePart):
     """One Arrow file, in the stream format or the file format."""
 
     fields: Fields
-
-    @property
-    def name(self) -> str:
-        """Name for messages."""
-        return self.file.path
-
-    @property
-    def identity(self) -> str:
-        """Identity of the input (path and range), independent of its bytes."""
-        return self.file.key
-
-    @property
-    def size_bytes(self) -> int:
-        """Raw bytes, for progress."""
-        return self.file.size_bytes
-
-    def extents(self) -> tuple[Extent, ...]:
-        """The bytes of a local file that determine the result."""
-        return whole_file(self.file)
 
     def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
         """Yield the rows in order."""

@@ -133,7 +133,7 @@ def _maps(kind: pa.MapType, array: pa.MapArray) -> list[Any]:
     begin, end = offsets[0], offsets[-1]
     keys = [key if isinstance(key, str) else str(key) for key in array.keys[begin:end].to_pylist()]
     values = _values(kind.item_field, array.items[begin:end])
-    found: list[Any] = []
+    found = []
     for valid, first, last in zip(array.is_valid().to_pylist(), offsets, offsets[1:], strict=False):
         pairs = dict(
             zip(

@@ -10,7 +10,7 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Callable
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 import pyarrow as pa
 
@@ -58,7 +58,17 @@ class Reader(Protocol):
         """Read `amount` bytes, fewer only at the end; None: all that are left."""
 
 
-def decompressed(raw: Any, codec: str, path: str) -> Reader:
+class RawFile(Reader, Protocol):
+    """An open file: Python's, Arrow's or ours of a store."""
+
+    def seek(self, position: int, /) -> int:
+        """Move."""
+
+    def tell(self) -> int:
+        """Where it is."""
+
+
+def decompressed(raw: RawFile, codec: str, path: str) -> Reader:
     """The decompressed bytes of a file.
 
     Args:
@@ -70,7 +80,7 @@ def decompressed(raw: Any, codec: str, path: str) -> Reader:
         RecordError: The file is sound, but needs a Zstandard window that is not supported here.
     """
     if codec in _STREAMS:
-        return _Streams(raw, _STREAMS[codec])
+        return Streams(raw, _STREAMS[codec])
     if codec == "zstd" and (whole := _wide_frame(raw, path)) is not None:
         return whole
     return _Arrow(pa.CompressedInputStream(raw, codec), path)
@@ -103,7 +113,22 @@ class _Gzip:
         return self._inner.unused_data
 
 
-_STREAMS: dict[str, Callable[[], Any]] = {
+class _Decompressor(Protocol):
+    """A decompressor of one stream, as bz2 and lzma have them."""
+
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+
+    @property
+    def needs_input(self) -> bool: ...
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+
+_STREAMS: dict[str, Callable[[], _Decompressor]] = {
     "gzip": _Gzip,
     "bz2": bz2.BZ2Decompressor,
     "xz": lzma.LZMADecompressor,
@@ -111,15 +136,16 @@ _STREAMS: dict[str, Callable[[], Any]] = {
 
 
 @final
-class _Streams:
+class Streams:
     """Compressed streams, one after another."""
 
-    def __init__(self, raw: Any, new: Callable[[], Any]) -> None:
+    def __init__(self, raw: RawFile, new: Callable[[], _Decompressor]) -> None:
         self._raw, self._new = raw, new
-        self._inner: Any = new()
+        self._inner: _Decompressor | None = new()
         self._left = b""
 
     def read(self, amount: int | None = None) -> bytes:
+        """See `Reader`."""
         pieces: list[bytes] = []
         missing = amount
         while missing is None or missing > 0:
@@ -135,7 +161,8 @@ class _Streams:
         """Raw bytes that were read but not used yet, except those inside the decompressors of bz2
         and xz.
         """
-        return len(self._left) + getattr(self._inner, "waiting", 0)
+        inner = self._inner.waiting if isinstance(self._inner, _Gzip) else 0
+        return len(self._left) + inner
 
     def _next(self, most: int) -> bytes:
         """Some bytes; none at the end."""
@@ -144,9 +171,10 @@ class _Streams:
                 if not self._find_stream():
                     return b""
                 self._inner = self._new()
-            piece, fed = self._feed(most)
-            if self._inner.eof:
-                self._left, self._inner = self._inner.unused_data, None
+            inner = self._inner
+            piece, fed = self._feed(inner, most)
+            if inner.eof:
+                self._left, self._inner = inner.unused_data, None
             elif not piece and not fed:
                 raise Unreadable(
                     "its compressed stream ends before its end mark, so the file was cut", cut=True
@@ -154,14 +182,14 @@ class _Streams:
             if piece:
                 return piece
 
-    def _feed(self, most: int) -> tuple[bytes, bool]:
+    def _feed(self, inner: _Decompressor, most: int) -> tuple[bytes, bool]:
         """The decompressor's next output, and whether it had any input."""
         data = b""
-        if wanted := self._inner.needs_input:
+        if wanted := inner.needs_input:
             data = self._left or self._raw.read(RAW_BYTES)
             self._left = b""
         try:
-            return self._inner.decompress(data, most), bool(data) or not wanted
+            return inner.decompress(data, most), bool(data) or not wanted
         except (zlib.error, lzma.LZMAError, OSError, EOFError) as error:
             raise Unreadable(f"its compressed data are damaged ({error})") from error
 
@@ -181,13 +209,12 @@ class _Streams:
 class _Arrow:
     """One of Arrow's streams."""
 
-    def __init__(self, inner: Any, path: str) -> None:
+    def __init__(self, inner: Reader, path: str) -> None:
         self._inner, self._path = inner, path
 
     def read(self, amount: int | None = None) -> bytes:
         try:
-            data: bytes = self._inner.read(amount)
-            return data
+            return self._inner.read(amount)
         except OSError as error:
             if _TOO_LARGE in str(error):
                 raise _too_wide(self._path) from error
@@ -197,7 +224,7 @@ class _Arrow:
             ) from error
 
 
-def _wide_frame(raw: Any, path: str) -> Reader | None:
+def _wide_frame(raw: RawFile, path: str) -> Reader | None:
     """The content of a Zstandard frame with a window too large for Arrow's stream; None (and
     rewind) for others.
     """

@@ -28,7 +28,7 @@ from penstock.data.sources.checks import MAX_LINE_BYTES
 from penstock.data.sources.csv_cells import read_record, typed_row
 from penstock.data.sources.files import (
     Extent,
-    FilePart,
+    RangePart,
     SourceFile,
     open_ranges,
     open_stream,
@@ -70,34 +70,19 @@ class Header:
 
 @final
 @dataclass(frozen=True, slots=True)
-class CsvPart(FilePart):
+class CsvPart(RangePart):
     """The records of one file that begin in bytes [begin, end); all records of a compressed
     file.
     """
 
-    fields: Fields
     delimiter: str
     header: Header
-    begin: int
-    end: int
     part_bytes: int
     """Bytes of each range of the file; the last may have fewer."""
     first: tuple[int, int] | None = None
     """Byte and line at which its first record begins; None: they are found when they are needed."""
     last: int | None = None
     """Byte at which the record after its last begins."""
-
-    @property
-    def name(self) -> str:
-        """Name for messages: the file, and the range if there are several."""
-        return (
-            f"{self.file.path} [bytes {self.begin}:{self.end}]" if self.is_range else self.file.path
-        )
-
-    @property
-    def is_range(self) -> bool:
-        """Whether other parts read the rest of the file."""
-        return self.begin > 0 or self.end < self.file.size_bytes
 
     @property
     def identity(self) -> str:
@@ -108,11 +93,6 @@ class CsvPart(FilePart):
             f"{self.file.key} cells {self.delimiter!r} of {names} bytes "
             f"{self.begin}:{self.end}{place}"
         )
-
-    @property
-    def size_bytes(self) -> int:
-        """Raw bytes, for progress."""
-        return self.end - self.begin
 
     def extents(self) -> tuple[Extent, ...]:
         """The bytes of a local file that determine the result: its records; the header is in its
@@ -221,13 +201,13 @@ def cut_csv(
         header = read_header(file, delimiter)
     except Unreadable as error:
         damaged(Damage(file.path, 1, str(error), file.size_bytes, file.size_bytes))
-        yield CsvPart(file, fields, delimiter, Header((), 0, 1), 0, file.size_bytes, whole)
+        yield CsvPart(file, fields, 0, file.size_bytes, delimiter, Header((), 0, 1), whole)
         return
     _require_columns(header, fields, file.path, delimiter)
     size = whole if file.compression else part_bytes
     for begin in range(0, whole, size):
         yield CsvPart(
-            file, fields, delimiter, header, begin, min(begin + size, file.size_bytes), size
+            file, fields, begin, min(begin + size, file.size_bytes), delimiter, header, size
         )
 
 

@@ -1,29 +1,24 @@
-"""Finds and opens the files that a user names: paths, folders, globs and fsspec URLs.
-
-Files come in the order given; within a folder or glob, sorted by path. Hidden files and folders (a
-leading dot) are skipped. Finding nothing is an error, and so is finding one file twice, even under
-different names.
-"""
+"""One file of a source, here or in a store: whether it has changed, and how it is read."""
 
 import errno
-import glob
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeVar, final
 
 import pyarrow as pa
 
-from penstock.core.errors import ConfigError, RecordError
-from penstock.core.urls import Address, shown_url, url_selection, without_secrets
-from penstock.data.sources.compression import COMPRESSIONS, Reader, decompressed
+from penstock.core.errors import RecordError
+from penstock.core.urls import Address, shown_url
+from penstock.data.sources.compression import COMPRESSIONS, RawFile, Reader, Streams, decompressed
+from penstock.data.sources.records import Fields
 from penstock.data.sources.signatures import HEAD_BYTES, Signature, recognise
 from penstock.data.stores.copies import Copied, copied, open_copied
-from penstock.data.stores.remote_files import RemoteFile, Unreadable, find_remote, read_range
+from penstock.data.stores.remote_files import RemoteFile, Unreadable, read_range
 
 T = TypeVar("T")
 
@@ -131,154 +126,7 @@ class FilePart:
         return (self.file.full,)
 
 
-def find_files(spec: str | os.PathLike[str]) -> list[SourceFile]:
-    """All files that one path, folder, glob or URL matches, sorted.
-
-    Raises:
-        RecordError: There is none, or one is not a readable regular file.
-    """
-    text = os.fspath(spec)
-    found = _find_remote(text) if "://" in text else _find_local(text)
-    if not found and "://" not in text and os.path.isdir(os.path.expanduser(text)):
-        raise RecordError(f"{text}: the folder holds no file that is not hidden; name another")
-    if not found:
-        shown = shown_url(text)
-        raise RecordError(f"{shown}: no such file, and no file matches it{_hint(shown)}")
-    return found
-
-
-def _find_remote(url: str) -> list[SourceFile]:
-    files = []
-    for full, size_bytes, stamp in find_remote(url):
-        shown = without_secrets(
-            shown_url(full), url
-        )  # some stores take user info for a part of the path
-        address = None if shown == full else Address(full)
-        files.append(
-            SourceFile(shown, size_bytes, stamp, address=address, selection=url_selection(full))
-        )
-    return files
-
-
-def named_apart(files: Sequence[SourceFile]) -> list[SourceFile]:
-    """The files, where several URLs differ only in their parameters with a hash of these in their
-    names.
-    """
-    seen: dict[str, set[str]] = {}
-    for file in files:
-        seen.setdefault(file.path, set()).add(file.selection)
-    return [
-        replace(file, path=f"{file.path}#{file.selection}", selection="")
-        if file.selection and len(seen[file.path]) > 1
-        else file
-        for file in files
-    ]
-
-
-def refuse_twice(files: Iterable[SourceFile]) -> None:
-    """Raise when a file occurs twice, because its text would silently count twice.
-
-    One file can have several names: symbolic links, hard links, and folders that are mounted twice.
-    """
-    seen: dict[Any, str] = {}
-    for file in files:
-        key = file.inode or file.key
-        if key in seen:
-            same = "is" if seen[key] == file.path else f"is the same file as {seen[key]}, so it is"
-            signed = (
-                " (URLs that differ only in a signature, a token or a key are one file)"
-                if file.address
-                else ""
-            )
-            raise ConfigError(
-                f"{file.path}: {same} given twice{signed}; name it once (to train on it more "
-                "often, raise its share)"
-            )
-        seen[key] = file.path
-
-
-def _hint(text: str) -> str:
-    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", text) and not os.path.exists(
-        os.path.dirname(text)
-    ):
-        return (
-            "; check the spelling; a dataset of the Hugging Face hub is written "
-            f"hf://datasets/{text}"
-        )
-    if glob.has_magic(text):
-        return "; check the spelling, and quote globs so that the shell does not expand them"
-    if not any(mark in text for mark in "/."):
-        return (
-            "; check the spelling; if this is a text and not a path, pass an iterator: iter(texts)"
-        )
-    return "; check the spelling"
-
-
-def _find_local(text: str) -> list[SourceFile]:
-    path = os.path.expanduser(text)
-    if os.path.isdir(path):
-        names = _walk(path)
-    elif os.path.lexists(path):
-        names = [path]
-    else:
-        root = os.path.dirname(path.partition("*")[0]) or "."
-        if "**" in path and os.path.isdir(root):
-            _walk(root)  # refuses a link cycle, which glob would follow forever
-        matches = glob.glob(path, recursive=True)
-        names = sorted(
-            {
-                name
-                for match in matches
-                for name in (_walk(match) if os.path.isdir(match) else [match])
-            }
-        )
-        if not matches:
-            _refuse_forbidden(path)
-    return [local_file(name) for name in names]
-
-
-def _refuse_forbidden(path: str) -> None:
-    """Raise if a path is not absent, but may not be accessed."""
-    try:
-        os.lstat(path)
-    except PermissionError as error:
-        _refuse(path, error)
-    except (OSError, ValueError):
-        return
-
-
-def _walk(folder: str) -> list[str]:
-    """All files below a folder; links are followed."""
-    names: list[str] = []
-    above = {folder: frozenset({_identity(folder)})}
-    for place, folders, files in os.walk(folder, followlinks=True, onerror=_refuse_walking):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in folders:
-            inner = os.path.join(place, name)
-            if _identity(inner) in above[place]:
-                raise RecordError(
-                    f"{inner}: is a link to a folder that contains it, an endless loop; "
-                    "remove the link"
-                )
-            above[inner] = above[place] | {_identity(inner)}
-        names.extend(os.path.join(place, name) for name in files if not name.startswith("."))
-        del above[place]
-    return sorted(names)
-
-
-def _identity(path: str) -> tuple[int, int]:
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        _refuse(path, error)
-    return status.st_dev, status.st_ino
-
-
-def _refuse_walking(error: OSError) -> NoReturn:
-    _refuse(str(error.filename), error)
-
-
-def _refuse(path: str, error: OSError) -> NoReturn:
+def refuse_file(path: str, error: OSError) -> NoReturn:
     """Raise a `RecordError` that says why a path cannot be accessed or opened."""
     if error.errno == errno.ELOOP:
         reason = "is a link that leads back to itself; remove it"
@@ -314,7 +162,7 @@ def local_file(path: str) -> SourceFile:
     try:
         status = os.stat(path)
     except OSError as error:
-        _refuse(path, error)
+        refuse_file(path, error)
     kind = next((words for check, words in _KINDS if check(status.st_mode)), None)
     if _OPEN_FILES.match(path):
         kind = kind or "a file that this process has open"
@@ -349,6 +197,56 @@ def other_content(file: SourceFile) -> str:
     return f"; it is {found.name}" if found is not None and found.format is None else ""
 
 
+@dataclass(frozen=True, slots=True)
+class WholeFilePart(FilePart):
+    """A whole file as one part."""
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+        return self.file.path
+
+    @property
+    def identity(self) -> str:
+        """Identity of the input (path and range), independent of its bytes."""
+        return self.file.key
+
+    @property
+    def size_bytes(self) -> int:
+        """Raw bytes, for progress."""
+        return self.file.size_bytes
+
+    def extents(self) -> tuple[Extent, ...]:
+        """The bytes of a local file that determine the result."""
+        return whole_file(self.file)
+
+
+@dataclass(frozen=True, slots=True)
+class RangePart(FilePart):
+    """The records that begin in bytes [begin, end) of a file; all records of a compressed file."""
+
+    fields: Fields
+    begin: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        """Name for messages: the file, and the range if there are several."""
+        return (
+            f"{self.file.path} [bytes {self.begin}:{self.end}]" if self.is_range else self.file.path
+        )
+
+    @property
+    def is_range(self) -> bool:
+        """Whether other parts read the rest of the file."""
+        return self.begin > 0 or self.end < self.file.size_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Raw bytes, for progress."""
+        return self.end - self.begin
+
+
 def whole_file(file: SourceFile) -> tuple[Extent, ...]:
     """All bytes of a local file; empty for a remote file, which could only be compared by
     downloading it.
@@ -362,7 +260,7 @@ def _opened(
     try:
         return function(file.path, *arguments, **options)
     except OSError as error:
-        _refuse(file.path, error)
+        refuse_file(file.path, error)
 
 
 def copied_file(file: SourceFile) -> Copied | None:
@@ -423,7 +321,7 @@ def _read_local(descriptor: int, begin: int, amount: int) -> bytes:
 class Stream:
     """Decompressed bytes of one file, front to back."""
 
-    def __init__(self, file: SourceFile, raw: Any) -> None:
+    def __init__(self, file: SourceFile, raw: RawFile) -> None:
         self._file, self._raw = file, raw
         self._inner: Reader = (
             decompressed(raw, file.compression, file.path) if file.compression else raw
@@ -443,7 +341,7 @@ class Stream:
                 "it is empty, and no compressed file is, not even that of empty content"
             )
         try:
-            data: bytes = self._inner.read(amount)
+            data = self._inner.read(amount)
             if not self._is_sure:
                 data = self._made_sure(data, amount)
         except Unreadable as error:
@@ -471,9 +369,8 @@ class Stream:
 
     def raw_position(self) -> int:
         """Bytes of the file read so far, before decompression."""
-        return min(
-            int(self._raw.tell()) - getattr(self._inner, "waiting", 0), self._file.size_bytes
-        )
+        waiting = self._inner.waiting if isinstance(self._inner, Streams) else 0
+        return min(self._raw.tell() - waiting, self._file.size_bytes)
 
 
 def wrong_name(file: SourceFile, found: Signature) -> str:

@@ -19,7 +19,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.urls import shown_url
 from penstock.data.sources.arrow_files import find_saved
 from penstock.data.sources.compression import COMPRESSIONS, PACKED
-from penstock.data.sources.files import SourceFile, find_files, open_stream, read_head
+from penstock.data.sources.files import SourceFile, open_stream, read_head
+from penstock.data.sources.finding import find_files
 from penstock.data.sources.signatures import (
     HEAD_BYTES,
     PAGE,

@@ -16,7 +16,7 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.data.sources.files import Extent, SourceFile, open_random, whole_file
+from penstock.data.sources.files import Extent, SourceFile, WholeFilePart, open_random, whole_file
 from penstock.data.sources.objects import ObjectBlock, parse_lines
 from penstock.data.sources.records import (
     Damage,
@@ -100,44 +100,13 @@ class ImageFolderPart:
 
 @final
 @dataclass(frozen=True, slots=True)
-class MetadataPart:
-    """The `metadata.jsonl` of a folder."""
-
-    file: SourceFile
-
-    @property
-    def name(self) -> str:
-        """Name for messages."""
-        return self.file.path
+class MetadataPart(WholeFilePart):
+    """The `metadata.jsonl` of a folder; images are read where records need them."""
 
     @property
     def identity(self) -> str:
         """Identity of the input (path and range), independent of its bytes."""
         return f"{self.file.key} with images"
-
-    @property
-    def sources(self) -> tuple[SourceFile, ...]:
-        """The files that it reads; images are read where records need them."""
-        return (self.file,)
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The names that `files` of its blocks points into."""
-        return (self.file.path,)
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """What opens each of `files`; secret."""
-        return (self.file.full,)
-
-    @property
-    def size_bytes(self) -> int:
-        """Raw bytes, for progress."""
-        return self.file.size_bytes
-
-    def extents(self) -> tuple[Extent, ...]:
-        """The bytes of the local file that determine the result."""
-        return whole_file(self.file)
 
     def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
         """It has no texts; `open_sources` refuses it."""

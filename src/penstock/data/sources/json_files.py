@@ -21,6 +21,7 @@ from penstock.data.sources.csv_files import CsvPart, place_records
 from penstock.data.sources.files import (
     Extent,
     FilePart,
+    RangePart,
     SourceFile,
     open_ranges,
     open_stream,
@@ -40,7 +41,6 @@ from penstock.data.sources.parsing import parse_block
 from penstock.data.sources.records import (
     EXCERPT_CHARACTERS,
     Damage,
-    Fields,
     OnDamage,
     RecordBlock,
     stop_at_damage,
@@ -58,37 +58,17 @@ _BETWEEN = re.compile(r"[\s,]*")
 
 @final
 @dataclass(frozen=True, slots=True)
-class JsonlPart(FilePart):
+class JsonlPart(RangePart):
     """The lines of one file that begin in bytes [begin, end); all lines of a compressed file."""
 
-    fields: Fields
-    begin: int
-    end: int
     first_line: int | None = None
     """Number of the first line; None: counted when it is needed."""
-
-    @property
-    def name(self) -> str:
-        """Name for messages: the file, and the range if there are several."""
-        return (
-            f"{self.file.path} [bytes {self.begin}:{self.end}]" if self.is_range else self.file.path
-        )
-
-    @property
-    def is_range(self) -> bool:
-        """Whether other parts read the rest of the file."""
-        return self.begin > 0 or self.end < self.file.size_bytes
 
     @property
     def identity(self) -> str:
         """Identity of the input (path and range), independent of its bytes."""
         numbered = "" if self.first_line is None else f" from line {self.first_line}"
         return f"{self.file.key} bytes {self.begin}:{self.end}{numbered}"
-
-    @property
-    def size_bytes(self) -> int:
-        """Raw bytes, for progress."""
-        return self.end - self.begin
 
     def extents(self) -> tuple[Extent, ...]:
         """The bytes of a local file that determine the result: its lines, and the byte before
@@ -214,6 +194,10 @@ class JsonValuesPart(FilePart):
             else self.file.path
         )
 
+    def extents(self) -> tuple[Extent, ...]:
+        """The bytes of a local file that determine the result."""
+        return whole_file(self.file)
+
     @property
     def identity(self) -> str:
         """Identity of the input (path and range), independent of its bytes."""
@@ -226,10 +210,6 @@ class JsonValuesPart(FilePart):
             self.file.size_bytes * (self.number + 1) // self.count
             - self.file.size_bytes * self.number // self.count
         )
-
-    def extents(self) -> tuple[Extent, ...]:
-        """The bytes of a local file that determine the result."""
-        return whole_file(self.file)
 
     def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
         """Raise a `ConfigError`: such files are read as whole objects only."""

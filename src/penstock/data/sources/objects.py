@@ -189,17 +189,17 @@ def lone_surrogate(value: object) -> str | None:
     return None
 
 
-def texts_of(value: object) -> Iterator[str]:
+def texts_of(value: object) -> list[str]:
     """All texts of a decoded value, including keys."""
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from texts_of(key)
-            yield from texts_of(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from texts_of(inner)
+        return [value]
+    if isinstance(value, dict):
+        value = [item for pair in value.items() for item in pair]
+    return (
+        [text for item in value for text in texts_of(item)]
+        if isinstance(value, list | tuple)
+        else []
+    )
 
 
 def _decode(raw: bytes) -> tuple[Any, str | None]:
@@ -275,7 +275,7 @@ class MemoryPart:
             block = gather(found, NAME, self.size_bytes * len(records) // len(self.records))
             yield without_added_nulls(block, columnar=self.columnar)
 
-    def _block(self, begin: int, records: tuple[Any, ...]) -> RecordBlock:
+    def _block(self, begin: int, records: tuple[object, ...]) -> RecordBlock:
         rows: list[Found] = []
         for number, record in enumerate(records, self.first + begin):
             row = {self.fields.text: record} if isinstance(record, str) else as_plain(record)
@@ -321,7 +321,7 @@ def block_of_records(
 def cut_records(records: Iterable[object], fields: Fields, part_bytes: int) -> Iterator[MemoryPart]:
     """Consume an iterable, or a table, and yield parts of about `part_bytes` characters of text."""
     rows, columnar = records_of(records)
-    waiting: list[Any] = []
+    waiting = []
     first = size = 0
     for record in rows:
         waiting.append(record)

@@ -13,7 +13,8 @@ from penstock.core.errors import ConfigError, RecordError
 from penstock.core.json_values import JsonObject
 from penstock.data.sources.arrow_files import ArrowPart, cut_parquet
 from penstock.data.sources.csv_files import cut_csv
-from penstock.data.sources.files import Extent, SourceFile, named_apart, refuse_twice
+from penstock.data.sources.files import Extent, SourceFile
+from penstock.data.sources.finding import named_apart, refuse_twice
 from penstock.data.sources.formats import FORMATS, check_delimiter, with_formats
 from penstock.data.sources.image_folders import cut_image_folders
 from penstock.data.sources.json_files import (

@@ -117,7 +117,7 @@ def _file_of(part: object) -> Any:
     return part.file if isinstance(part, FilePart) else id(part)
 
 
-def _as_part(group: list[Any]) -> Any:
+def _as_part(group: Sequence[object]) -> Any:
     return group[0] if len(group) == 1 else SmallFiles(tuple(group))
 
 
@@ -129,7 +129,7 @@ def _gathered(files: Iterable[Iterator[Any]], join: Callable[[list[Any]], Any]) 
     """Blocks of all files, small ones together, with the number of the file that each record is
     from.
     """
-    waiting: list[Any] = []
+    waiting = []
     size = records = 0
     for number, blocks in enumerate(files):
         for block in blocks:

@@ -17,7 +17,11 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.core.json_values import JsonObject
-from penstock.data.sources.files import Extent, FilePart, open_random, other_content, whole_file
+from penstock.data.sources.files import (
+    WholeFilePart,
+    open_random,
+    other_content,
+)
 from penstock.data.sources.objects import Found, ObjectBlock, gather
 from penstock.data.sources.records import Damage, OnDamage, RecordBlock, stop_at_damage
 from penstock.data.stores.remote_files import Unreadable
@@ -31,27 +35,8 @@ _BLOCK_RECORDS = 256
 
 @final
 @dataclass(frozen=True, slots=True)
-class TarPart(FilePart):
+class TarPart(WholeFilePart):
     """One tar file."""
-
-    @property
-    def name(self) -> str:
-        """Name for messages."""
-        return self.file.path
-
-    @property
-    def identity(self) -> str:
-        """Identity of the input (path and range), independent of its bytes."""
-        return self.file.key
-
-    @property
-    def size_bytes(self) -> int:
-        """Raw bytes, for progress."""
-        return self.file.size_bytes
-
-    def extents(self) -> tuple[Extent, ...]:
-        """The bytes of a local file that determine the result."""
-        return whole_file(self.file)
 
     def blocks(self, damaged: OnDamage = stop_at_damage) -> Iterator[RecordBlock]:
         """It has no texts; `open_sources` refuses it."""

@@ -9,6 +9,7 @@ any more once the interpreter takes them apart.
 """
 
 import atexit
+import os
 import threading
 import time
 import weakref
@@ -16,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self, TypeVar, final
 
 from penstock.core.errors import StoreError
@@ -37,7 +37,7 @@ _pools: "weakref.WeakSet[DaemonPool]" = weakref.WeakSet()
 @final
 class DaemonPool:
     """Up to `most` daemon threads; as a context manager, it waits for what was begun, but not after
-    Ctrl-C.
+    Ctrl-C. In a forked process it is empty: threads do not survive a fork.
 
     Args:
         most: Threads at the same time.
@@ -46,12 +46,15 @@ class DaemonPool:
 
     def __init__(self, most: int, name: str = "penstock-store") -> None:
         self._most, self._name = most, name
+        self._begin()
+        _pools.add(self)
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._begun, self._done = threading.Condition(self._lock), threading.Condition(self._lock)
         self._tasks: deque[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
         self._threads = self._idle = self._made = 0
         self._closed = False
-        _pools.add(self)
 
     def submit(self, function: Callable[..., Result], /, *arguments: object) -> "Future[Result]":
         """Call a function in one of the threads.
@@ -94,12 +97,7 @@ class DaemonPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         if error is not None:
             self.cancel()
         if error is None or isinstance(error, Exception):
@@ -188,3 +186,12 @@ def _end_all() -> None:
     deadline = time.monotonic() + END_SECONDS
     for pool in list(_pools):
         pool.join(deadline)
+
+
+def _begin_again() -> None:
+    for pool in list(_pools):
+        pool._begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_again)

@@ -8,9 +8,10 @@ one request and returns exactly those bytes.
 import glob
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 from penstock.core.errors import PenstockError, RecordError
+from penstock.core.json_values import JsonObject
 from penstock.core.urls import found_below, plain_cause, shown_url
 from penstock.data.stores.file_systems import STAMPS, explained, file_system, true_cause
 from penstock.data.stores.sessions import is_refusal, is_s3, renew_session, session_of
@@ -87,7 +88,7 @@ def find_remote(url: str) -> list[tuple[str, int, str]]:
         return [(full, int(entry["size"]), _stamp(entry)) for full, entry in pairs]
 
 
-def _list(filesystem: "AbstractFileSystem", path: str) -> dict[str, dict[str, Any]]:
+def _list(filesystem: "AbstractFileSystem", path: str) -> dict[str, JsonObject]:
     """What the store reports about each file, by name."""
     try:
         whole = filesystem.info(path)
@@ -98,7 +99,7 @@ def _list(filesystem: "AbstractFileSystem", path: str) -> dict[str, dict[str, An
     if whole["type"] == "file":
         return {path: whole}
     if whole["type"] == "directory":
-        found: dict[str, dict[str, Any]] = filesystem.find(path, detail=True)
+        found: dict[str, JsonObject] = filesystem.find(path, detail=True)
         return found
     if not glob.has_magic(shown_url(path)):
         return {}
@@ -115,7 +116,7 @@ def _is_hidden(name: str, path: str) -> bool:
     return any(part.startswith(".") and part not in named for part in name.split("/"))
 
 
-def _stamp(entry: dict[str, Any]) -> str:
+def _stamp(entry: JsonObject) -> str:
     return next((str(entry[name]) for name in STAMPS if entry.get(name)), "")
 
 
@@ -160,7 +161,7 @@ class RemoteFile:
         self._files, path = file_system(url)
         options = {} if ahead else {"cache_type": "none"}
         with store_errors(url):
-            self._file: Any = _request(self._files, lambda: self._files.open(path, "rb", **options))
+            self._file = _request(self._files, lambda: self._files.open(path, "rb", **options))
 
     def read(self, amount: int = -1) -> bytes:
         """Read up to `amount` bytes; all that are left if it is negative."""

@@ -23,6 +23,7 @@ from typing import Any, TypeVar, final
 
 from penstock.core.errors import CorruptionError, PenstockError, StoreError
 from penstock.core.folders import normal_url
+from penstock.core.json_values import JsonObject
 from penstock.core.system import too_many_files
 from penstock.core.urls import Address, plain_cause, split_query, without_secrets
 from penstock.data.stores.daemons import DaemonPool, refuse_at_end
@@ -430,7 +431,7 @@ def _shown(error: BaseException, *locations: str) -> str:
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 
-def _stored(entry: dict[str, Any]) -> StoredFile:
+def _stored(entry: JsonObject) -> StoredFile:
     size = entry.get("size")
     stamp = next((str(entry[name]) for name in _STAMPS if entry.get(name)), "")
     return StoredFile(size=None if size is None else int(size), stamp=stamp)

@@ -68,7 +68,7 @@ class UnitRecord:
                 os.close(handle)
             # A plain view: each index into a memmap makes another memmap, which costs more than the
             # reading.
-            data: Any = np.memmap(path, np.uint8, "r+").view(np.ndarray)
+            data = np.memmap(path, np.uint8, "r+").view(np.ndarray)
         self.header = data[: _HEADER.itemsize].view(_HEADER)
         self.uses: Annotated[UInt32, "units"] = data[_HEADER.itemsize :][: 4 * units].view(
             np.uint32

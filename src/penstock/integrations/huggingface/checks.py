@@ -158,7 +158,7 @@ def _refuse_deepspeed_data(args: object) -> None:
             )
 
 
-def _refuse_unknown(args: Any, kwargs: dict[str, Any], trainer: type) -> None:
+def _refuse_unknown(args: Any, kwargs: dict[str, object], trainer: type) -> None:
     known = [
         name
         for name in inspect.signature(trainer).parameters

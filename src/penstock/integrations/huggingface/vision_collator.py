@@ -42,7 +42,7 @@ from penstock.chat.masks.scanning import scan
 from penstock.chat.records.conversation import Conversation
 from penstock.chat.records.layout_settings import resolve_roles
 from penstock.chat.render.template import Template
-from penstock.core.arrays import Bool, Float32
+from penstock.core.arrays import Array, Bool, Float32
 from penstock.core.errors import ConfigError, RecordError
 from penstock.integrations.huggingface.vision_batches import ImageBatches
 from penstock.integrations.huggingface.vision_examples import (
@@ -101,13 +101,13 @@ class VisionCollator:
         processor: Any,
         boundaries: str | Family | Iterable[Boundary] | None = None,
         *,
-        template_arguments: Mapping[str, Any] | None = None,
+        template_arguments: Mapping[str, object] | None = None,
         masked_ids: Collection[int] = (),
         on_empty: Literal["error", "warn"] = "error",
         reads_loss_weights: bool = False,
         image_settings: ImageSettings | None = None,
         prepare: Callable[[Sequence[Any]], Mapping[str, Any]] | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> None:
         if on_empty not in ("error", "warn"):
             raise ConfigError(f"on_empty is {on_empty!r}; expected: error or warn")
@@ -202,7 +202,7 @@ class VisionCollator:
             self._check_certificate(row, chat)
         return self._finish(*images.batch(chats))
 
-    def label(self, batch: Mapping[str, Any]) -> Batch:
+    def label(self, batch: Mapping[str, object]) -> Batch:
         """Label a processor's batch (input_ids and attention_mask, [rows, n]) by role boundaries.
 
         Raises:
@@ -370,7 +370,7 @@ class VisionCollator:
                         )
                     )
 
-    def _rows(self, batch: Mapping[str, Any]) -> tuple[np.ndarray[Any, Any], Bool]:
+    def _rows(self, batch: Mapping[str, object]) -> tuple[Array, Bool]:
         """Ids, and which of them are not padding, both [rows, n]."""
         if "attention_mask" not in batch:
             raise ConfigError(
@@ -380,7 +380,7 @@ class VisionCollator:
         ids = torch.as_tensor(batch["input_ids"]).cpu().numpy()
         return ids, torch.as_tensor(batch["attention_mask"]).cpu().numpy() != 0
 
-    def _finish(self, batch: Mapping[str, Any], weights: Weights) -> Batch:
+    def _finish(self, batch: Mapping[str, object], weights: Weights) -> Batch:
         """The batch with its labels and loss weights, which are 0 for media."""
         ids = torch.as_tensor(batch["input_ids"])
         weights[np.isin(ids.cpu().numpy(), self.masked_ids)] = 0.0
@@ -401,9 +401,7 @@ class VisionCollator:
         if problems:
             raise RecordError(f"row {row} of the batch: {'; '.join(map(str, problems))}")
 
-    def _check_ends(
-        self, ids: np.ndarray[Any, Any], weights: Weights, ends: np.ndarray[Any, Any]
-    ) -> None:
+    def _check_ends(self, ids: Array, weights: Weights, ends: Array) -> None:
         """Check that the last trained token of each row ends its turn."""
         for row in np.flatnonzero(weights.any(axis=1)).tolist():
             last = int(np.flatnonzero(weights[row])[-1])
@@ -440,7 +438,7 @@ class VisionCollator:
             _log.warning(message)
 
 
-def _special_tokens(tokenizer: Any) -> dict[str, str]:
+def _special_tokens(tokenizer: object) -> dict[str, str]:
     """Texts of special tokens by the names that templates use, such as bos_token."""
     named = getattr(tokenizer, "special_tokens_map", {})
     return {
@@ -448,7 +446,7 @@ def _special_tokens(tokenizer: Any) -> dict[str, str]:
     }
 
 
-def _image_batches(processor: Any, settings: ImageSettings | None) -> ImageBatches | None:
+def _image_batches(processor: object, settings: ImageSettings | None) -> ImageBatches | None:
     """What makes batches with images; None: this processor makes its batches itself.
 
     Raises:

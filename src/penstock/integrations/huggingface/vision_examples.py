@@ -256,7 +256,7 @@ class RowWeigher:
         """Bytes of tokens (of control tokens: their names), and one after the last byte of each."""
         return self._table.spell(ids), np.cumsum(self._table.lengths[ids])
 
-    def _check_control(self, ids: Ids, ends: Ids, found: Any, expected: Any, where: str) -> None:
+    def _check_control(self, ids: Ids, ends: Ids, found: Any, expected: object, where: str) -> None:
         """Refuse a row that has control tokens where the text has none, or the reverse; both bool
         [bytes].
         """

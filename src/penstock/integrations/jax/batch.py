@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock.core.arrays import Int32
+from penstock.core.arrays import Array, Int32
 from penstock.core.errors import ConfigError
 from penstock.plan.inputs import IGNORE
 from penstock.plan.inputs.model_input import ModelInput
@@ -220,7 +220,7 @@ def _write_padding(arrays: dict[str, Any], number: int) -> None:
     _write_borders(arrays, number, np.zeros(1, np.int32))
 
 
-def _write_borders(arrays: dict[str, Any], number: int, borders: np.ndarray[Any, Any]) -> None:
+def _write_borders(arrays: dict[str, Any], number: int, borders: Array) -> None:
     """Write the borders of a row's documents, and the arrays that follow from them."""
     documents = len(borders) - 1
     arrays["num_documents"][number] = documents

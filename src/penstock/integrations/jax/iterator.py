@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 from jax.sharding import Mesh
 
 from penstock.core.errors import MissingExtraError, StateError
+from penstock.core.json_values import JsonObject
 from penstock.integrations.jax.batch import Batch
 from penstock.integrations.jax.batches import Axis, batches, open_batches
 from penstock.plan.loader import Step
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
         def __iter__(self) -> Self: ...
         def __next__(self) -> Batch: ...
-        def get_state(self) -> dict[str, Any]: ...  # noqa: D102
-        def set_state(self, state: dict[str, Any]) -> None: ...  # noqa: D102
+        def get_state(self) -> JsonObject: ...  # noqa: D102
+        def set_state(self, state: JsonObject) -> None: ...  # noqa: D102
         def close(self) -> None: ...  # noqa: D102
 
 
@@ -101,13 +102,13 @@ class BatchIterator:
         """Number of the step that the next batch belongs to."""
         return int(self._before["step"])
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> JsonObject:
         """The place after the last batch: the loader's state before the current step, and the
         batches taken of it.
         """
         return {"loader": self._before, "batches_taken": self._taken, "batches_of": self._shape()}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: JsonObject) -> None:
         """Go on after the batch that `state` was saved after.
 
         A state between two steps fits any number of processes and any batch size; one within a
@@ -203,7 +204,7 @@ def _grain_class() -> Any:
             self._assert_not_closed()
             return next(self.batches)
 
-        def get_state(self) -> dict[str, Any]:
+        def get_state(self) -> JsonObject:
             return self.batches.get_state()
 
         def set_state(self, state: dict[str, object]) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.plan.objectives import _denoise_kernels as k
+from penstock.plan.objectives._span_kernels import CUT_KEPT, CUT_NOISE, DECIDE
 from penstock.plan.objectives.denoise import Denoise, check_capacity
 from penstock.plan.objectives.denoise_tasks import LONGEST
 
@@ -161,7 +162,7 @@ def share_of(number: jax.Array, numerator: jax.Array, denominator: jax.Array) ->
 
 def lay_out(settings: DenoiseSettings, length: jax.Array, key: jax.Array) -> Layout:
     """Choose the task of a document, and compute the length of its result; constant time."""
-    words = random_words(key, k.DECIDE, 2)
+    words = random_words(key, DECIDE, 2)
     header, task = settings.header, settings.tasks[jnp.sum(words[0] >= settings.thresholds)]
     is_spans, is_prefix = task[k.TASK_KIND] == k.SPANS, task[k.TASK_KIND] == k.PREFIX
     offset = below(words[1], length)
@@ -260,7 +261,7 @@ def find_spans(
     parts = layout.whole_spans
     totals, purposes = (
         jnp.stack([length - layout.noise, layout.noise]),
-        np.array([k.CUT_KEPT, k.CUT_NOISE], np.uint32),
+        np.array([CUT_KEPT, CUT_NOISE], np.uint32),
     )
     draw_both = jax.vmap(draw_ends, in_axes=(0, None, 0, None, None, None))
     kept_ends, noise_ends = draw_both(totals, parts, purposes, key, room, limit)

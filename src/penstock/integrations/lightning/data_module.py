@@ -22,10 +22,11 @@ do not take it.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 from penstock.core.errors import ConfigError, DistributedError, MissingExtraError, StateError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.plan.loader import Step
 from penstock.plan.loader.agreement import check_ranks
 from penstock.plan.loader.data_parallel import DataParallel
@@ -81,8 +82,8 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
             self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
         self._train: Loader | None = None
         self._val: list[_Pass] = []
-        self._begin: dict[str, Any] = {}
-        self._states: dict[int, dict[str, Any]] = {}
+        self._begin: JsonObject = {}
+        self._states: dict[int, JsonObject] = {}
         self._count: int | None = None
 
     # -- what a training step needs
@@ -151,7 +152,7 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
         """One pass over each loader of `val`."""
         return self._val[0] if self._one_val else self._val
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """Called by Lightning for each checkpoint: the place after the last batch that was trained.
 
         Raises:
@@ -160,7 +161,7 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
         trained, _ = self._trained(), self.loader
         return {"trained": trained, "loader": json.dumps(self._state_after(trained))}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: JsonObject) -> None:
         """Called by Lightning when it resumes.
 
         Raises:
@@ -224,7 +225,7 @@ class LoaderDataModule(pl.LightningDataModule):  # type: ignore[misc]
         """
         return int(self._trainer().fit_loop.epoch_loop.batch_progress.total.processed)
 
-    def _state_after(self, trained: int) -> dict[str, Any]:
+    def _state_after(self, trained: int) -> JsonObject:
         if trained in self._states:
             return self._states[trained]
         if not trained:
@@ -305,10 +306,10 @@ class _TrainSteps:
     def __len__(self) -> int:
         return self._data.count()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: JsonMapping) -> None:
         pass
 
 

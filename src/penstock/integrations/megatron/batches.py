@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.core.errors import ConfigError, DistributedError, StateError
+from penstock.core.json_values import JsonObject
 from penstock.integrations.megatron.layout import TARGETS, Packed, pack_rows
 from penstock.integrations.plain_targets import empty_row, require_fields
 from penstock.plan.loader import Step
@@ -87,9 +88,9 @@ class Batches:
                 "and None to the others"
             )
         self._loader, self._multiple, self._slots = loader, document_multiple, slots
-        self._state: dict[str, Any] | None = None
+        self._state: JsonObject | None = None
         self._left = 0
-        self._made: Iterator[tuple[Packed, float, int, dict[str, Any] | None]] | None = None
+        self._made: Iterator[tuple[Packed, float, int, JsonObject | None]] | None = None
         if loader is None:
             self._await_ready()
             return
@@ -149,7 +150,7 @@ class Batches:
     # -- state
     # ----------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """State after the last step, the same on all ranks, however many there are.
 
         Raises:
@@ -168,7 +169,7 @@ class Batches:
             )
         return self._state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: JsonObject) -> None:
         """Go on after the step that the state was saved from; call it on all ranks.
 
         Raises:
@@ -184,7 +185,7 @@ class Batches:
 
     def _microbatches(
         self, loader: Loader
-    ) -> Iterator[tuple[Packed, float, int, dict[str, Any] | None]]:
+    ) -> Iterator[tuple[Packed, float, int, JsonObject | None]]:
         """(arrays, denominator, microbatches left in the step, state after the last) of all
         steps.
         """
@@ -208,8 +209,8 @@ class Batches:
     # ----------------------------------------------------------------------------------------------
 
     def _send(
-        self, made: Packed, denominator: float, left: int, state: dict[str, Any] | None
-    ) -> dict[str, Any]:
+        self, made: Packed, denominator: float, left: int, state: JsonObject | None
+    ) -> JsonObject:
         assert self._loader is not None
         text = b"" if state is None else json.dumps(state).encode()
         size = self._loader.data_parallel.size

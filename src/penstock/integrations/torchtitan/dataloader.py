@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from penstock.core.errors import ConfigError, MissingExtraError, StateError
+from penstock.core.json_values import JsonObject
 
 try:
     import tyro
@@ -139,7 +140,7 @@ class DataLoader(BaseDataLoader):  # type: ignore[misc]
         # Ranks of the other axes read the same rows, so they take part.
         check_ranks(self.loader)
         self._rows = rows // dp_world_size
-        self._state: dict[str, Any] = self.loader.state_dict()
+        self._state: JsonObject = self.loader.state_dict()
         self._left = 0
         """Microbatches of the current step that are not taken yet."""
 
@@ -153,7 +154,7 @@ class DataLoader(BaseDataLoader):  # type: ignore[misc]
                     self._state = step.resume_state
                 yield batch
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """State after the last step; the same on all ranks.
 
         Raises:
@@ -169,7 +170,7 @@ class DataLoader(BaseDataLoader):  # type: ignore[misc]
         # One text: torchtitan's checkpoints store it as it is, and ask for no keys inside.
         return {_STATE: json.dumps(self._state)}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: JsonObject) -> None:
         """Go on after the step that the state was saved from, on any number of ranks. An empty one
         is the beginning.
 

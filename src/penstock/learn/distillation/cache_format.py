@@ -32,6 +32,7 @@ from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.core.folders import local_path
 from penstock.core.formats import TEACHER_CACHE
 from penstock.core.json_records import record_of
+from penstock.core.json_values import JsonObject
 from penstock.data.stores.files import check_size, checksum, map_numbers, read_json
 from penstock.learn.distillation.outputs import Wanted
 
@@ -184,7 +185,7 @@ class CacheManifest:
     part_bytes: tuple[int, ...]
     index_checksum: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The JSON that is written, sealed by a hash of its contents."""
         value = {**TEACHER_CACHE.fields(), **json.loads(json.dumps(asdict(self)))}
         return {**value, "seal": _seal(value)}

@@ -19,6 +19,7 @@ import numpy as np
 from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, CorruptionError, OutputError
 from penstock.core.folders import local_path
+from penstock.core.json_values import JsonObject
 from penstock.core.terminal import Progress
 from penstock.data.stores.files import (
     checksum,
@@ -174,9 +175,9 @@ def _require_same(folder: Path, settings: CacheSettings, found: CacheSettings) -
         )
 
 
-def _finished_parts(folder: Path) -> list[dict[str, Any]]:
+def _finished_parts(folder: Path) -> list[JsonObject]:
     """The records of all complete parts, in order."""
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     while (path := folder / f"{layout.part_name(len(found))}.json").is_file():
         found.append(json.loads(path.read_bytes()))
     return found
@@ -191,7 +192,7 @@ def _parts(
     first: int,
     part_bytes: int,
     bar: Progress,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     """Write parts until the loader ends; yields each part's record."""
     part: _Part | None = None
     try:
@@ -255,7 +256,7 @@ class _Part:
             self.size += len(data)
         return int(row.input.num_tokens)
 
-    def close(self, state: dict[str, object]) -> dict[str, Any]:
+    def close(self, state: dict[str, object]) -> JsonObject:
         """Move the part into place, together with the loader's place after it; returns the part's
         record.
         """
@@ -312,7 +313,7 @@ def ids_checksum(row: TeacherRow, begin: int, end: int) -> int:
     return checksum(np.ascontiguousarray(row.input.tokens[begin:end], np.int32))
 
 
-def _finish(folder: Path, settings: CacheSettings, parts: list[dict[str, Any]]) -> CacheManifest:
+def _finish(folder: Path, settings: CacheSettings, parts: list[JsonObject]) -> CacheManifest:
     """Join the parts' indexes, write the manifest, and remove temporary files."""
     lines = [np.empty((0, layout.COLUMNS), np.uint64)]
     for number, part in enumerate(parts):

@@ -11,12 +11,13 @@ document. A rank without chunks returns exactly zero and takes part in every col
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import StateError
+from penstock.core.json_values import JsonObject
 from penstock.data.shards.opening import open_dataset
 from penstock.learn.distillation.blocks import Pairing, no_loss
 from penstock.learn.distillation.losses import distillation_loss
@@ -209,7 +210,7 @@ class Distiller(nn.Module):
             found.append(made)
         return found
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """What a run needs besides the parameters to resume."""
         return {
             "ratio": self._ratio,
@@ -217,7 +218,7 @@ class Distiller(nn.Module):
             "teachers": [one.weights for one in self.teachers],
         }
 
-    def others(self, state: dict[str, Any]) -> list[int]:
+    def others(self, state: JsonObject) -> list[int]:
         """Numbers of the teachers with another model than in a state."""
         then = state.get("teachers", [])
         return [
@@ -226,7 +227,7 @@ class Distiller(nn.Module):
             if one.weights and weights and one.weights != weights
         ]
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: JsonObject) -> None:
         """Restore what `state` returned.
 
         Raises:

@@ -19,12 +19,13 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Self, final
+from typing import Self, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.models import LanguageModel
 from penstock.models.without_dropout import evaluating
@@ -307,7 +308,7 @@ class SharedBuffer:
 
         def tensor(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
             begin, size = places[name]
-            view: np.ndarray[Any, Any] = self._block[begin : begin + size]
+            view: Array = self._block[begin : begin + size]
             return torch.from_numpy(view).view(dtype).view(shape)
 
         return TeacherOutputs.make(shapes, tensor)

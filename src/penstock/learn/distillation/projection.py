@@ -17,13 +17,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
 from penstock.core.arrays import Bool, Float32, Int32, Int64
 from penstock.core.errors import ConfigError, FormatError, OutputError, TokenizerError
 from penstock.core.formats import PROJECTION
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.terminal import Progress
 from penstock.data.stores.files import usual_mode
 from penstock.learn.distillation.projection_cells import (
@@ -68,7 +69,7 @@ class Projection:
     teacher_size: int
     student_name: str = "the student"
     teacher_name: str = "the teacher"
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: JsonMapping = field(default_factory=dict)
 
     @property
     def empty(self) -> Bool:
@@ -272,7 +273,7 @@ def _check_settings(top_k: int, max_pieces: int, decay: float, embedding_share: 
 
 def describe_projection(
     projection: Projection, student: Tokenizer, teacher: Tokenizer
-) -> dict[str, Any]:
+) -> JsonObject:
     """Figures of a projection, JSON-ready.
 
     Returns:
@@ -310,7 +311,7 @@ def describe_projection(
     }
 
 
-def show_projection(report: dict[str, Any]) -> None:
+def show_projection(report: JsonObject) -> None:
     """Print what `describe_projection` returned."""
     print(f"{report['student']} ({report['student_size']:,} ids) projected on {report['teacher']} "
           f"({report['teacher_size']:,} ids)")  # fmt: skip

@@ -243,7 +243,7 @@ class Reader:
         )
 
     def _read_companion(
-        self, ids: Any, weights: Any, piece: np.void, companion: CompanionDocuments
+        self, ids: object, weights: Any, piece: np.void, companion: CompanionDocuments
     ) -> Reading:
         """Read the record's companion document. If the student's is a part, the teacher reads all
         up to its end.

@@ -11,9 +11,10 @@ Source: Chen et al. 2021, arXiv:2107.03374, section 2.1.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.learn.evaluation.code_datasets import (
     EXAMPLES,
     humaneval_problem,
@@ -75,7 +76,7 @@ class _Benchmark:
     limits: Limits = Limits()  # noqa: RUF009 (frozen)
 
 
-def _each(make: Callable[[dict[str, Any], str], CodeProblem]) -> _Read:
+def _each(make: Callable[[JsonObject, str], CodeProblem]) -> _Read:
     return lambda records, settings, _: [
         converted(make, record, place, settings.name) for place, record in records
     ]

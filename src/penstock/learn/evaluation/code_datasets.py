@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import RecordError
+from penstock.core.json_values import JsonObject
 from penstock.learn.evaluation.code_problems import CodeProblem, calls_of, field
 from penstock.learn.evaluation.recognition import converted
 from penstock.learn.evaluation.records import Placed
@@ -65,7 +66,7 @@ _RULES = {
 """Entry point of an MBPP+ problem → its rule in `differential.RULES`, if that is not "same"."""
 
 
-def mbpp_plus_problem(record: dict[str, Any], where: str) -> CodeProblem:
+def mbpp_plus_problem(record: JsonObject, where: str) -> CodeProblem:
     """A problem of MBPP+, from its record.
 
     Args:

@@ -67,7 +67,7 @@ def _brief(value: object) -> str:
     return f"{type(value).__name__} {str(value)[:100]}"
 
 
-def same(found: "Any", expected: "Any", _: "Any", tolerance: float) -> bool:
+def same(found: "object", expected: "object", _: "object", tolerance: float) -> bool:
     """Equal, or of the same type and within the tolerance."""
     if found == expected:
         return True
@@ -96,7 +96,7 @@ def _same_set(found: "Any", expected: "Any", _: "Any", tolerance: float) -> bool
     return set(found) == set(expected)
 
 
-def _something(found: "Any", expected: "Any", _: "Any", tolerance: float) -> bool:
+def _something(found: "object", expected: "object", _: "object", tolerance: float) -> bool:
     """Equal truth values; for values that are not bool, anything but None (such as a match object)
     is true.
     """
@@ -106,11 +106,11 @@ def _something(found: "Any", expected: "Any", _: "Any", tolerance: float) -> boo
     return truths[0] == truths[1]
 
 
-def _or_zero(found: "Any", expected: "Any", arguments: "Any", tolerance: float) -> bool:
+def _or_zero(found: "object", expected: "object", arguments: "object", tolerance: float) -> bool:
     return found == 0 or same(found, expected, arguments, tolerance)
 
 
-def _anything(found: "Any", expected: "Any", _: "Any", tolerance: float) -> bool:
+def _anything(found: "object", expected: "object", _: "object", tolerance: float) -> bool:
     return True
 
 
@@ -133,7 +133,9 @@ def _rounded_pyramid(found: "Any", expected: "Any", arguments: "Any", tolerance:
     )
 
 
-def _digit_distance(found: "Any", expected: "Any", arguments: "Any", tolerance: float) -> bool:
+def _digit_distance(
+    found: "object", expected: "object", arguments: "Any", tolerance: float
+) -> bool:
     """The sum of the distances of digits at the same place, from the right; the reference counts
     from the left.
     """

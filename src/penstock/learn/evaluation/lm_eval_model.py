@@ -29,6 +29,7 @@ from tqdm import tqdm
 
 from penstock.chat.render.traced_text import LITERAL
 from penstock.core.errors import ConfigError, ConversationError
+from penstock.core.json_values import JsonMapping
 from penstock.learn.evaluation.subject import Subject
 from penstock.learn.generation import Sampling
 from penstock.learn.generation.session import first_id
@@ -240,7 +241,7 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         progress.close()
 
 
-def sampling_of(settings: Mapping[str, Any], ends: Sequence[str] = (), seed: int = 0) -> Sampling:
+def sampling_of(settings: JsonMapping, ends: Sequence[str] = (), seed: int = 0) -> Sampling:
     """The sampling that a task asks for (its `generation_kwargs`).
 
     Args:

@@ -20,9 +20,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from penstock.core.errors import ConfigError, RecordError
+from penstock.core.json_values import JsonObject
 from penstock.learn.evaluation.recognition import (
     advice,
     converted,
@@ -247,7 +248,7 @@ def _from_hub() -> tuple[Questions, Questions]:
     return parts[0], parts[1]
 
 
-def _of_hub(row: dict[str, Any], where: str) -> Question:
+def _of_hub(row: JsonObject, where: str) -> Question:
     return _question(where, row["question"], row["choices"], str(row["answer"]))
 
 

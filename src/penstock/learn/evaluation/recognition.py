@@ -19,6 +19,7 @@ import pyarrow
 import pyarrow.parquet
 
 from penstock.core.errors import RecordError
+from penstock.core.json_values import JsonObject
 
 Made = TypeVar("Made")
 
@@ -122,7 +123,7 @@ def refuse_file(data: str, task: str) -> None:
 
 
 def converted(
-    make: Callable[[dict[str, Any], str], Made], record: dict[str, object], where: str, task: str
+    make: Callable[[JsonObject, str], Made], record: dict[str, object], where: str, task: str
 ) -> Made:
     """Result of a reader for a record.
 

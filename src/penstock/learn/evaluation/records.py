@@ -15,12 +15,13 @@ from typing import Any, final
 import pyarrow.parquet
 
 from penstock.core.errors import ConfigError, MissingExtraError, RecordError
+from penstock.core.json_values import JsonObject
 from penstock.learn.evaluation.recognition import advice, task_of_file
 
 _ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 
 
-def hub_rows(name: str, config: str, split: str, task: str) -> list[dict[str, Any]]:
+def hub_rows(name: str, config: str, split: str, task: str) -> list[JsonObject]:
     """All rows of a split of a dataset on the hub.
 
     Raises:
@@ -58,7 +59,7 @@ Placed = tuple[str, dict[str, Any]]
 """Where a record is, for errors (its file and line), and the record."""
 
 
-def read_records(data: str | None, origin: Origin, task: str) -> tuple[list[dict[str, Any]], str]:
+def read_records(data: str | None, origin: Origin, task: str) -> tuple[list[JsonObject], str]:
     """All records, and the name of their file or dataset, for errors; see `read_placed`."""
     placed, where = read_placed(data, origin, task)
     return [record for _, record in placed], where
@@ -117,7 +118,7 @@ def _find(path: Path, origin: Origin) -> Path:
 
 def _from_file(path: Path, task: str) -> list[Placed]:
     if path.name.lower().endswith(".parquet"):
-        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+        rows: list[JsonObject] = pyarrow.parquet.read_table(path).to_pylist()
         return [(f"{path}: record {number}", row) for number, row in enumerate(rows, 1)]
     opened = gzip.open if path.suffix == ".gz" else open
     records = []
@@ -129,7 +130,7 @@ def _from_file(path: Path, task: str) -> list[Placed]:
     return records
 
 
-def _record(line: str, where: str, path: Path, task: str) -> dict[str, Any]:
+def _record(line: str, where: str, path: Path, task: str) -> JsonObject:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:

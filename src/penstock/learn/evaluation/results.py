@@ -22,6 +22,7 @@ from typing import Any, final
 
 from penstock.core.errors import OutputError, StateError
 from penstock.core.json_files import json_text
+from penstock.core.json_values import JsonObject
 from penstock.core.terminal import Progress
 from penstock.learn.evaluation.subject import Subject
 from penstock.learn.evaluation.tasks import Answer, Task
@@ -60,10 +61,15 @@ class Results:
     notes: Sequence[str] = ()
     """Remarks that readers of the score must know."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The results, JSON-ready: NaN becomes null."""
-        found: dict[str, Any] = _plain(asdict(self))
+        found: JsonObject = _plain(asdict(self))
         return found
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Results":
+        """The inverse of `to_json`."""
+        return cls(**_with_nans(dict(values), but=("total",)))
 
 
 def weighted_mean(
@@ -171,6 +177,15 @@ def _plain(value: object) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
+def _with_nans(value: Any, but: Sequence[str] = ()) -> Any:
+    """A JSON value with NaN for null, except at some keys."""
+    if isinstance(value, Mapping):
+        return {key: each if key in but else _with_nans(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return tuple(map(_with_nans, value))
+    return math.nan if value is None else value
+
+
 def never() -> bool:
     """A `Stop` that never stops."""
     return False
@@ -227,7 +242,7 @@ def run_task(
     )
 
 
-def _header(task: Task, subject: Subject) -> dict[str, Any]:
+def _header(task: Task, subject: Subject) -> JsonObject:
     settings = {
         name: value
         for name, value in asdict(task.settings).items()
@@ -262,7 +277,7 @@ def _open(path: Path, header: dict[str, object]) -> dict[str, Answer]:
         ) from None
 
 
-def _line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _line(path: Path, number: int, line: bytes) -> JsonObject:
     try:
         found = json.loads(line)
     except ValueError:

@@ -25,6 +25,7 @@ import torch
 from penstock.chat import Template
 from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping
 from penstock.learn.generation import Engine, Generated, Sampling
 from penstock.learn.generation.session import encode_chat
 from penstock.models import LanguageModel
@@ -244,7 +245,7 @@ class Subject:
         )
 
     def chat_continuation(
-        self, messages: Sequence[Mapping[str, Any]], reply: str
+        self, messages: Sequence[JsonMapping], reply: str
     ) -> tuple[list[int], list[int]]:
         """(context, continuation) ids of an assistant's short reply, encoded as part of the
         rendered conversation.

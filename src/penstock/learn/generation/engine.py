@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import replace
-from typing import Protocol, final
+from typing import final
 
 import numpy as np
 import torch
@@ -28,8 +28,9 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError
 from penstock.learn.generation import sequence as sequences
+from penstock.learn.generation.choosing import Chooser
 from penstock.learn.generation.grammar import Grammars
-from penstock.learn.generation.sampling import Sampler, change, draw, log_probabilities
+from penstock.learn.generation.sampling import log_probabilities
 from penstock.learn.generation.sequence import Spelling
 from penstock.learn.generation.settings import (
     NO_TOKEN,
@@ -39,6 +40,7 @@ from penstock.learn.generation.settings import (
     LogProbabilities,
     Sampling,
 )
+from penstock.learn.generation.slots import Slots
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models import LanguageModel
@@ -53,54 +55,10 @@ LEAST_SHARED = 16
 """Tokens that a sequence takes from a running one, at least: fewer are read again, without waiting
 for it.
 """
-
-
 LOOK, LOOK_ALONE = 0.02, 0.1
 """Seconds that a step waits for what may come next in texts with a JSON schema: while other
 sequences can go on, and while none can.
 """
-
-
-class Truncated(Protocol):
-    """The part of a cache that `Slots` uses."""
-
-    def truncate(self, sequence: int, length: int) -> None:
-        """Keep only the first `length` tokens of a sequence."""
-
-    def kept(self, sequence: int, length: int) -> int:
-        """How many of the first `length` tokens of a sequence can be kept, or copied, without the
-        others.
-        """
-
-
-@final
-class Slots:
-    """The free slots of a cache, and the tokens that each still holds from its last sequence."""
-
-    def __init__(self, cache: Truncated, count: int) -> None:
-        self._cache = cache
-        self._free: dict[int, list[int]] = {slot: [] for slot in range(count)}
-
-    def __len__(self) -> int:
-        """Number of free slots."""
-        return len(self._free)
-
-    def take(self, sequence: sequences.Sequence) -> None:
-        """Give a sequence the best free slot, and the tokens that this holds already: at most all
-        but the last.
-        """
-        common = {
-            slot: self._cache.kept(slot, sequence.common(keys)) for slot, keys in self._free.items()
-        }
-        # Of equally good slots, the one with the fewest tokens, so that long prompts stay.
-        slot = max(self._free, key=lambda slot: (common[slot], -len(self._free[slot]), -slot))
-        del self._free[slot]
-        self._cache.truncate(slot, common[slot])
-        sequence.slot, sequence.held = slot, common[slot]
-
-    def give_back(self, sequence: sequences.Sequence) -> None:
-        """Make the slot of a sequence free; the cache still holds its tokens."""
-        self._free[sequence.slot] = sequence.keys[: sequence.held]
 
 
 @final
@@ -164,10 +122,7 @@ class Engine:
         self._check_ids(self.stop_ids | forbidden)
         self._spelling = Spelling(tokenizer, self.stop_ids)
         unknown = range(min(tokenizer.vocab_size, model.vocab_size), model.vocab_size)
-        self._forbidden = torch.tensor(
-            sorted({*forbidden, *unknown}), dtype=torch.int64, device=model.device
-        )
-        self._stops = torch.tensor(sorted(self.stop_ids), dtype=torch.int64, device=model.device)
+        self._chooser = Chooser({*forbidden, *unknown}, self.stop_ids, model.device)
         self._reads_images = images is not None
         if images is not None:
             model.expect_images(images)
@@ -176,7 +131,6 @@ class Engine:
         self._waiting: deque[sequences.Sequence] = deque()
         self._running: dict[int, sequences.Sequence] = {}
         self._submitted = 0
-        self._samplers: tuple[tuple[int, ...], Sampler] | None = None
         self._grammars: Grammars | None = None
         self._making_grammars = threading.Lock()
 
@@ -475,17 +429,9 @@ class Engine:
 
     def _choose(self, group: list[sequences.Sequence], logits: Tensor) -> list[Event]:
         """The next token of each sequence, from logits [B, vocab]."""
-        allowed = self._allowed(group, logits)
-        sampler = self._sampler(group)
-        numbers = (
-            None
-            if sampler.greedy
-            else draw([each.key for each in group], [each.written for each in group])
-        )
-        chosen = sampler.choose(allowed, numbers)
-        logprobs = self._log_probabilities(group, logits, chosen)
+        chosen, logprobs = self._chooser.choose(group, logits)
         events = []
-        for row, (each, token) in enumerate(zip(group, chosen.tolist(), strict=True)):
+        for row, (each, token) in enumerate(zip(group, chosen, strict=True)):
             reported = logprobs[row] if logprobs else None
             error = None
             try:
@@ -497,53 +443,6 @@ class Engine:
             if each.finish_reason is not None or error is not None:
                 self._leave(each)
         return events
-
-    def _allowed(self, group: list[sequences.Sequence], logits: Tensor) -> Tensor:
-        """A copy of the logits with penalties and biases, and −inf for tokens that must not be
-        chosen.
-        """
-        allowed = logits.index_fill(-1, self._forbidden, -torch.inf)
-        for row, each in enumerate(group):
-            if each.seen or each.counts or each.sampling.logit_bias:
-                change(allowed[row], each.sampling, each.counts or {}, each.seen or ())
-            if each.constraint is not None:
-                allowed[row].masked_fill_(
-                    ~each.constraint.allowed(allowed.shape[1], allowed.device), -torch.inf
-                )
-        too_early = [row for row, each in enumerate(group) if not each.may_stop]
-        if too_early and len(self._stops):
-            allowed[
-                torch.tensor(too_early, device=logits.device)[:, None], self._stops
-            ] = -torch.inf
-        return allowed
-
-    def _sampler(self, group: list[sequences.Sequence]) -> Sampler:
-        numbers = tuple(each.number for each in group)
-        if self._samplers is None or self._samplers[0] != numbers:
-            self._samplers = numbers, Sampler([each.sampling for each in group], self._model.device)
-        return self._samplers[1]
-
-    def _log_probabilities(
-        self, group: list[sequences.Sequence], logits: Tensor, chosen: Tensor
-    ) -> list[LogProbabilities | None]:
-        """Log-probabilities of the rows that ask for them; empty if none does."""
-        asked = [each.sampling.logprobs for each in group]
-        if all(most is None for most in asked):
-            return []
-        most = max(each or 0 for each in asked)
-        if any(each.sampling.tempered_logprobs for each in group):
-            warm = [
-                each.sampling.temperature if each.sampling.tempered_logprobs else 1.0
-                for each in group
-            ]
-            logits = logits / torch.tensor(warm, dtype=logits.dtype, device=logits.device)[:, None]
-        own, values, ids = (x.tolist() for x in log_probabilities(logits, chosen, most))
-        return [
-            None
-            if count is None
-            else LogProbabilities(own[row], tuple(zip(ids[row], values[row], strict=True))[:count])
-            for row, count in enumerate(asked)
-        ]
 
     def _leave(self, sequence: sequences.Sequence) -> None:
         for follower in self._running.values():

@@ -13,9 +13,11 @@ from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation
 from penstock.chat.records.images import place_images
 from penstock.core.errors import RecordError
 from penstock.core.folders import is_url
+from penstock.core.json_values import JsonObject
+from penstock.media.finding import find_image
 from penstock.media.images import ImageSettings
 from penstock.media.layout import NOUNS
-from penstock.media.loading import LoadedImage, find_image, load_frames, load_image
+from penstock.media.loading import LoadedImage, load_frames, load_image
 from penstock.media.processor import Processor
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage, blank_image
@@ -54,7 +56,7 @@ class ImageReader:
         """The same, with other files that may be read."""
         return ImageReader(self.processor, self.settings, folder=folder)
 
-    def place(self, messages: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
+    def place(self, messages: Sequence[Mapping[str, object]]) -> list[JsonObject]:
         """Messages with each image loaded, as a part of its content.
 
         Raises:

@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 
 MOST_PROPERTIES, MOST_LEVELS, MOST_PARTS = 5000, 10, 10_000
 """Properties of all objects; objects within objects; schemas within the schema, such as
@@ -50,7 +51,7 @@ def check_schema(schema: str) -> Iterator[str]:
     """
     root = json.loads(schema)
     properties = parts = 0
-    literals: list[Any] = []
+    literals = []
     waiting: list[tuple[Any, int]] = [(root, 0)]
     while waiting:
         part, level = waiting.pop()
@@ -84,7 +85,7 @@ def _check_multiple(value: object) -> None:
         )
 
 
-def _inner(part: dict[str, Any]) -> Iterator[Any]:
+def _inner(part: JsonObject) -> Iterator[Any]:
     """All schemas directly within one."""
     for name in _MAPS:
         if isinstance(part.get(name), dict):

@@ -28,6 +28,7 @@ from penstock.chat.tokens.encoding import encode_rendered
 from penstock.chat.tokens.images import restore
 from penstock.core.arrays import Bool
 from penstock.core.errors import ConfigError, ConversationError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.learn.generation.engine import Engine
 from penstock.learn.generation.images import ImageReader
 from penstock.learn.generation.settings import Event, FinishReason, Sampling
@@ -45,7 +46,7 @@ Ending = Literal["reply", "message", "continue"]
 """What a prompt ends with: the beginning of the assistant's reply; the end of the last message; or
 the last message's text, which the model continues.
 """
-NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
+NO_VARIABLES: JsonMapping = MappingProxyType({})
 
 
 class DoesNotFitError(ConversationError):
@@ -150,7 +151,7 @@ def _render(
     template: Template,
     tools: Sequence[Any] | None,
     add_generation_prompt: bool,
-    variables: Mapping[str, Any] = NO_VARIABLES,
+    variables: JsonMapping = NO_VARIABLES,
 ) -> Rendered:
     """A conversation as text, in the form that the template accepts, as in training."""
     plain = tuple({"content": None, **message} for message in messages)
@@ -292,7 +293,7 @@ def fit_chat(
     )
 
 
-def _text_of(message: Mapping[str, Any]) -> str:
+def _text_of(message: JsonMapping) -> str:
     content = message.get("content") or ""
     return (
         content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
@@ -376,12 +377,22 @@ class ChatSession:
         tools: Sequence[object] | None = None,
         images: ImageReader | None = None,
     ) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[JsonObject] = []
         self.system = system
         self._engine, self._template, self._tools, self._images = engine, template, tools, images
         self._sampling = sampling or Sampling(min_tokens=1)
         self._current: Reply | None = None
         self._number = 0
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that the model reads."""
+        return self._engine.context_length
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether messages may have images, or sounds if the model reads those."""
+        return self._images is not None
 
     def reply(self, text: str, images: Sequence[object] = ()) -> Reply:
         """Send a message; the reply is generated while it is iterated over.
@@ -399,7 +410,7 @@ class ChatSession:
             raise ConfigError(
                 "the last reply is still being generated; read it to its end, or stop() it"
             )
-        asked: dict[str, Any] = {"role": "user", "content": text}
+        asked: JsonObject = {"role": "user", "content": text}
         if images:
             medium = "image" if self._images is None else self._images.processor.medium
             parts = [{"type": medium, medium: image} for image in images]
@@ -418,7 +429,7 @@ class ChatSession:
         self._current, self._number = Reply(self, asked, prompt, events), self._number + 1
         return self._current
 
-    def whole(self) -> list[dict[str, Any]]:
+    def whole(self) -> list[JsonObject]:
         """The conversation, including the system message."""
         return [
             *([{"role": "system", "content": self.system}] if self.system else []),

@@ -6,9 +6,10 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping, JsonObject
 
 MOST_LOGPROBS = 100
 """Maximum number of alternatives returned for a token."""
@@ -145,7 +146,7 @@ class Sampling:
         if self.json_schema is not None:
             _check_schema(self.json_schema)
 
-    def filters(self) -> dict[str, Any]:
+    def filters(self) -> JsonObject:
         """Settings that make some tokens likelier or less likely than the model at `temperature`
         does.
         """
@@ -166,7 +167,7 @@ _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """
 
 
-def sampling_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
+def sampling_defaults(generation: JsonMapping) -> JsonObject:
     """The defaults of sampling that a model's `generation_config.json` gives, as keyword arguments
     of `Sampling`.
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from penstock.core.json_values import JsonObject
+
 Tools = Sequence[Mapping[str, Any]]
 """As in a request: {"type": "function", "function": {"name": …, "parameters": a JSON schema}}."""
 
@@ -124,7 +126,7 @@ def _coder(text: str, tools: Tools) -> list[Call]:
 
     def one(rest: str) -> tuple[Call, str]:
         name, body, rest = _match(r"<function=([^>\n]+)>(.*?)</function>", rest)
-        values: dict[str, Any] = {}
+        values: JsonObject = {}
         while body.strip():
             key, value, body = _match(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", body)
             values[key] = _typed(value, name, key, tools)
@@ -138,7 +140,7 @@ def _glm(text: str, tools: Tools) -> list[Call]:
 
     def one(rest: str) -> tuple[Call, str]:
         name, rest = _match(r"([^<\s]+)", rest)
-        values: dict[str, Any] = {}
+        values: JsonObject = {}
         while rest.lstrip().startswith("<arg_key>"):
             key, value, rest = _match(
                 r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", rest
@@ -266,7 +268,7 @@ FORCED = Family(name="forced", shown=(), begins=("[",), parse=_forced, at_start=
 """How any model writes calls under `forced_schema`."""
 
 
-def forced_schema(tools: Tools, most: int | None) -> dict[str, Any]:
+def forced_schema(tools: Tools, most: int | None) -> JsonObject:
     """A JSON schema of replies that are calls, at least one.
 
     Args:

@@ -10,6 +10,8 @@ from penstock.core.lazy_imports import lazy
 from penstock.learn.training.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from penstock.learn.training.curve_picture import plot_runs
+    from penstock.learn.training.curves import View
     from penstock.learn.training.failures import one_error
     from penstock.learn.training.losses import RowLoss, row_loss
     from penstock.learn.training.run_folder import RunFolder
@@ -21,9 +23,20 @@ else:
             "RowLoss": "losses",
             "RunFolder": "run_folder",
             "Trainer": "trainer",
+            "View": "curves",
             "one_error": "failures",
+            "plot_runs": "curve_picture",
             "row_loss": "losses",
         },
     )
 
-__all__ = ["RowLoss", "RunFolder", "TrainSettings", "Trainer", "one_error", "row_loss"]
+__all__ = [
+    "RowLoss",
+    "RunFolder",
+    "TrainSettings",
+    "Trainer",
+    "View",
+    "one_error",
+    "plot_runs",
+    "row_loss",
+]

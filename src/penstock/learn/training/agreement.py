@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 
 OF_A_RANK = ("device", "threads", "log_every", "tensorboard", "wandb", "feature_cache")
 """Settings that say where a rank computes, or what the first one reports."""
+
+
+@runtime_checkable
+class MadeFromData(Protocol):
+    """An evaluator with data of its own."""
+
+    made_from: Mapping[str, str]
+    """Digests of the data by their names."""
+
+
 REFERENCES = ("lora", "cached", "initial")
 """Kinds of reference that are not the path of a model."""
 PATHS = (
@@ -95,7 +105,7 @@ def contents(
     for number, made in enumerate([] if distiller is None else distiller.made_from()):
         found |= {f"teacher.teachers.{number}: {what}": digest for what, digest in made.items()}
     for name, (_, evaluator) in evaluators.items():
-        made_from: Mapping[str, str] = getattr(evaluator, "made_from", {})
+        made_from = evaluator.made_from if isinstance(evaluator, MadeFromData) else {}
         found |= {
             f"training.evaluators.{name}: {what}": digest for what, digest in made_from.items()
         }

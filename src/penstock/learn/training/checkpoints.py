@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from penstock.core.errors import CorruptionError, FormatError, OutputError
 from penstock.core.formats import CHECKPOINT
+from penstock.core.json_values import JsonObject
 from penstock.core.terminal import visible
 from penstock.data.stores.files import usual_mode
 from penstock.learn.training.processes import in_step, is_first
@@ -98,7 +99,7 @@ def finish(partial: Path, target: Path, facts: dict[str, object]) -> None:
         target: Its final path.
         facts: Further entries of the manifest.
     """
-    files: dict[str, dict[str, Any]] = {}
+    files: dict[str, JsonObject] = {}
     for path in sorted(partial.rglob("*")):
         if path.is_file():
             files[path.relative_to(partial).as_posix()] = {
@@ -128,10 +129,10 @@ def remove(folder: Path) -> None:
         shutil.rmtree(hidden)
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
+def read_manifest(folder: Path) -> JsonObject | None:
     """The manifest; None if it is missing or cannot be read."""
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest: JsonObject = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         entries = [
             (name, entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()
         ]

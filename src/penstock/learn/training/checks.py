@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from penstock.core.errors import ConfigError, MissingExtraError
+from penstock.core.json_values import JsonObject
 from penstock.learn.training.settings import TrainSettings
 from penstock.learn.training.tensor_logs import check_patterns
 from penstock.models import LanguageModel, ModelSettings
@@ -61,7 +62,7 @@ class BitSettings:
     dtype: str
     fused: bool | None
 
-    def differences(self, other: "dict[str, Any]") -> list[str]:
+    def differences(self, other: "JsonObject") -> list[str]:
         """Readable differences from the settings of a checkpoint: "threads: 2 now, 4 then"."""
         other = {"context_parallel": 1, **other}
         mine = {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -6,13 +6,13 @@ other one only until its own first checkpoint.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, final, get_args
+from typing import Literal, Self, final, get_args
 
 from penstock.core import formats
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, StateError
+from penstock.core.json_values import JsonMapping
 from penstock.data.stores.files import write_json
 from penstock.plan.loader.places import Start
 
@@ -71,9 +71,9 @@ class Continued:
     """SHA-256 of the checkpoint's manifest, which holds those of its files."""
     take: tuple[str, ...]
     """The parts that were taken."""
-    place: Mapping[str, Any] | None
+    place: JsonMapping | None
     """The place of its sources; None: it was not taken."""
-    totals: Mapping[str, Any]
+    totals: JsonMapping
     """Tokens, targets and seconds of the run so far; empty: they were not taken."""
     learning_rate: float | None = None
     """Its peak, for a new run that takes the schedule and sets none."""

@@ -28,21 +28,33 @@ from penstock.learn.training.curves import (
 
 
 def plot_runs(
-    runs: Sequence[str | Path], output: str | Path, *, over: Over = "step", view: View | None = None
+    runs: Sequence[str | Path],
+    output: str | Path | None = None,
+    *,
+    over: Over = "step",
+    view: View | None = None,
 ) -> Path:
-    """Draw the curves of runs.
+    """Draw the curves of runs: loss, throughput, learning rate and evaluations.
 
     Args:
-        runs: Their folders.
-        output: `.html`, or `.png`, which needs matplotlib.
+        runs: Their folders, or their files of metrics.
+        output: `.html`, or `.png`, which needs matplotlib; None: curves.html in the first folder.
         over: The horizontal axis, steps or tokens.
         view: Smoothing and logarithmic axes; in the page, what it begins with.
+
+    Returns:
+        The file.
 
     Raises:
         ConfigError: The suffix is another one, or there is nothing to draw.
         MissingExtraError: `.png` was given and matplotlib is not installed.
         OutputError: The file cannot be written.
     """
+    if over not in ("step", "tokens"):
+        raise ConfigError(f"over is {over!r}; expected step or tokens")
+    if output is None:
+        first = Path(runs[0])
+        output = (first.parent if first.is_file() else first) / "curves.html"
     output, view = Path(output), view or View()
     if output.suffix not in (".html", ".png"):
         raise ConfigError(f"{output}: the name must end in .html or .png")
@@ -67,7 +79,7 @@ def write_png(panels: Sequence[Panel], output: Path, view: View) -> None:
         OSError: The file cannot be written.
     """
     try:
-        figure_of: Any = import_module("matplotlib.figure").Figure
+        figure_of = import_module("matplotlib.figure").Figure
     except ImportError:
         raise MissingExtraError("matplotlib", "plot") from None
     columns = min(2, len(panels))
@@ -78,7 +90,7 @@ def write_png(panels: Sequence[Panel], output: Path, view: View) -> None:
     ):
         _draw(axes, panel, view)
     names = {curve.number: curve.run for panel in panels for curve in panel.curves}
-    line: Any = import_module("matplotlib.lines").Line2D
+    line = import_module("matplotlib.lines").Line2D
     handles = [
         line([], [], color=colour(number), label=name) for number, name in sorted(names.items())
     ]

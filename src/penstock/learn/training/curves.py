@@ -9,17 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from penstock.core.errors import ConfigError
-from penstock.learn.training.metrics import (
-    DISTANCE,
-    PARTS,
-    SOURCE,
-    TASK,
-    is_evaluation,
-    read_metrics,
-)
+from penstock.core.json_values import JsonObject
+from penstock.learn.training.figure_names import DISTANCE, PARTS, SOURCE, TASK, is_evaluation
+from penstock.learn.training.metrics import read_metrics
 
 EVEN, EARLY = 400, 200
 """Bins of a long curve: of equal size, as many as a screen can show; and growing ones, for a
@@ -164,11 +159,11 @@ def _curves(
     return tuple(curve for curve in made if curve is not None)
 
 
-def _continued(records: list[dict[str, object]]) -> list[dict[str, Any]]:
+def _continued(records: list[dict[str, object]]) -> list[JsonObject]:
     """Records with rising steps: where a restart repeats steps, the later records replace the
     earlier ones.
     """
-    kept: list[dict[str, Any]] = []
+    kept: list[JsonObject] = []
     for record in records:
         while kept and kept[-1]["step"] > record["step"]:
             kept.pop()
@@ -180,7 +175,7 @@ def _continued(records: list[dict[str, object]]) -> list[dict[str, Any]]:
 
 
 def _curve(
-    run: str, number: int, records: list[dict[str, Any]], figure: str, over: Over
+    run: str, number: int, records: list[JsonObject], figure: str, over: Over
 ) -> Curve | None:
     """The figure's values in bins; None if it has no number."""
     points = [

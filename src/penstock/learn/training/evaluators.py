@@ -14,41 +14,33 @@ are not saved; run `penstock eval` on a checkpoint of the run to see them.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol, cast, final
+from typing import Protocol, final
 
 import numpy as np
-import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.chat import load_template
 from penstock.core.errors import ConfigError, FormatError
-from penstock.core.terminal import PLAIN_SECONDS, elapsed_and_left
+from penstock.core.json_values import JsonObject
 from penstock.data.shards import ChatInfo, Corpus
-from penstock.data.shards.format.manifest import TokenizerInfo
 from penstock.learn.evaluation.results import weighted_mean
 from penstock.learn.evaluation.subject import Subject
 from penstock.learn.evaluation.tasks import make_task
 from penstock.learn.generation import Engine, Sampling
 from penstock.learn.generation.session import end_ids
 from penstock.learn.training.agreement import digest_of
-from penstock.learn.training.checks import check_ids
 from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.evaluator_settings import EvaluatorSettings
+from penstock.learn.training.held_out_loss import HeldOutLoss
 from penstock.learn.training.held_out_preference import HeldOutPreference
-from penstock.learn.training.loss_groups import LossGroups, LossSums, means
-from penstock.learn.training.losses import row_loss
-from penstock.learn.training.metrics import SOURCE
 from penstock.learn.training.own import EvaluatorOfOwn
-from penstock.learn.training.path_training import require_token_targets
-from penstock.learn.training.settings import EvaluatorSettings
+from penstock.learn.training.stop import Stop, Watched, never
 from penstock.models import LanguageModel
-from penstock.models.facts import facts_of
-from penstock.models.language_model import most_packed
 from penstock.models.without_dropout import evaluating
-from penstock.plan.loader.loader import Loader
-from penstock.plan.loader.mixture import Mixture, Source
-from penstock.plan.objectives.objective import Causal
 from penstock.tokenizers import Tokenizer
+
+PROBLEMS_AT_ONCE = 32
+"""Problems that a rank answers between two checks of whether the run was asked to stop."""
 
 
 def shipped(
@@ -102,7 +94,7 @@ class Samples:
         sequence_length: int,
         model: LanguageModel,
     ) -> None:
-        facts = facts_of(model).with_data(datasets)
+        facts = model.facts.with_data(datasets)
         tokenizer, _, self._stop_ids = shipped(
             name, datasets, "nothing can be written", facts.stop_ids
         )
@@ -120,7 +112,7 @@ class Samples:
                     f"needs 1 to {self._length - 1} to begin with"
                 )
 
-    def __call__(self, model: LanguageModel, stop: Callable[[], bool]) -> dict[str, Any]:
+    def __call__(self, model: LanguageModel, stop: Callable[[], bool]) -> JsonObject:
         """Prompt and generated text, by prompt number. Takes a second or two, so `stop` is
         ignored.
         """
@@ -137,205 +129,93 @@ class Samples:
         return {str(number): prompt + one.text for number, (prompt, one) in enumerate(texts)}
 
 
-class Stop(Protocol):
-    """Whether the run was asked to stop; all ranks must call it together and get the same
-    answer.
-    """
-
-    def __call__(self, share: float | None = None) -> bool:
-        """`share`: how much of the evaluation is done, 0 to 1; None: it does not know."""
-
-
-ONE_A_ROW = "one document a row: in rows of several the model lets them see each other"
-"""Added to the figures of a model for which `PackingVerdict` allows only one document per row."""
-
-
-def never(share: float | None = None) -> bool:
-    """A `Stop` that is always false."""
-    return False
-
-
 @final
-class Watched:
-    """A `Stop` that reports how far an evaluation is: after 10 s, then whenever it has taken twice
-    as long.
+class TaskScore:
+    """`score`, the mean over the problems, with its `standard_error`.
 
     Args:
-        name: Name of the evaluation.
-        say: Shows a line.
-        asked: Whether the run was asked to stop.
+        name: Name of the evaluator, for errors.
+        settings: The task and its settings.
+        datasets: The training data: the first dataset ships the tokenizer; chats give the template
+            and the stop ids.
+        sequence_length: Slots per row: the maximum tokens of a text, unless the base reads more.
+        model: Model to evaluate.
+        ranks: The processes that train together.
+
+    Raises:
+        ConfigError: There is no tokenizer, no such task or no data for it, or chats are requested
+            without a template.
+        RecordError: The data does not have the task's format.
     """
 
     def __init__(
-        self, name: str, say: Callable[[str], None], asked: Callable[[], bool] = never
+        self,
+        name: str,
+        settings: EvaluatorSettings,
+        datasets: Sequence[Corpus],
+        sequence_length: int,
+        model: LanguageModel,
+        ranks: Ranks,
     ) -> None:
-        self._name, self._say, self._asked = name, say, asked
-        self._began, self._next = time.monotonic(), PLAIN_SECONDS
+        assert settings.task is not None
+        facts = model.facts.with_data(datasets)
+        tokenizer, chats, stop_ids = shipped(name, datasets, "no task can be given", facts.stop_ids)
+        if settings.task.chat and not chats:
+            raise ConfigError(f"evaluator {name!r}: no source is of chats; set task.chat to false")
+        template = (
+            load_template(chats[0].template, tokenizer=tokenizer, **chats[0].variables)
+            if chats
+            else None
+        )
+        self._subject = lambda model: Subject(
+            model,
+            tokenizer,
+            context_length=facts.context_length or sequence_length,
+            stop_ids=stop_ids,
+            template=template,
+            begin_ids=facts.begin(tokenizer),
+        )
+        # Raises now, rather than after hours of training.
+        self._subject(model)
+        if settings.writes:
+            model.new_cache(1, 2)
+        self._task, self._ranks = make_task(settings.task), ranks
+        self._problems = self._task.problems()
+        if not self._problems:
+            raise ConfigError(f"evaluator {name!r}: the task has no problems; check task.data")
+        self.made_from = {"problems": digest_of(self._problems)}
+        """Digest of the problems, for comparing ranks."""
 
-    def __call__(self, share: float | None = None) -> bool:
-        """See `Stop`."""
-        seconds = time.monotonic() - self._began
-        if seconds >= self._next:
-            self._next = 2 * seconds
-            done = "" if share is None else f"{100 * share:.0f}% · "
-            self._say(f"{self._name}: {done}{elapsed_and_left(seconds, share)}")
-        return self._asked()
+    def __call__(self, model: LanguageModel, stop: Stop = never) -> JsonObject:
+        """See the class."""
+        together = any(isinstance(weights, DTensor) for weights in model.parameters())
+        rank, shares = (0, 1) if together else (self._ranks.place.rank, self._ranks.place.size)
+        mine = self._problems[rank::shares]
+        subject = self._subject(model)
+        places = {problem.name: place for place, problem in enumerate(self._problems)}
+        found = np.zeros((2, len(places)))
+        # The same number of rounds on every rank, that of the largest share, because all must call
+        # `stop` together.
+        for begin in range(0, math.ceil(len(places) / shares), PROBLEMS_AT_ONCE):
+            for answer in self._task.answer(subject, mine[begin : begin + PROBLEMS_AT_ONCE]):
+                found[:, places[answer.problem]] = answer.score, answer.weight
+            if stop(min((begin + PROBLEMS_AT_ONCE) * shares / len(places), 1.0)):
+                return {}
+        numbers = found.ravel().tolist()
+        scores, weights = np.reshape(
+            numbers if together else self._ranks.sum(numbers), found.shape
+        ).tolist()
+        score, error = weighted_mean(scores, weights)
+        return {"score": score} | ({} if math.isnan(error) else {"standard_error": error})
 
 
 class Evaluator(Protocol):
     """One evaluation of a model."""
 
-    def __call__(self, model: LanguageModel, stop: Stop) -> dict[str, Any]:
+    def __call__(self, model: LanguageModel, stop: Stop) -> JsonObject:
         """Figures by name, the same on every rank; texts are for people. Empty if `stop` became
         true.
         """
-
-
-@final
-class HeldOutLoss:
-    """Loss of held-out documents, each used once, in rows packed as in training, with documents
-    isolated.
-
-    If the model would let documents of a row see each other, rows hold one document each, and the
-    figure `packing` says so.
-
-    `loss` is nats per weighted target. With several sources it is the mean of their losses weighted
-    by their shares, which is the loss of a target of the mixture. `loss.source.NAME` and
-    `loss.task.NAME` are the losses of its parts, if there are several; `loss.distance.2` and so on
-    are those of further prediction heads. `bits_per_byte` is the sum of all nats, as bits, over the
-    bytes of the text that the tokens stand for, so tokenizers can be compared. It is given for a
-    single source if every token counts 1, all documents are used unchanged, and the dataset knows
-    its bytes.
-
-    Args:
-        data: A dataset's folder (or a glob), a source, or several; each document is used once, so
-            each source of a mixture has `max_epochs` 1.
-        sequence_length: Slots per row.
-        tokenizer: Tokenizer of the model, an object with `fingerprint` and `name`; None: skip the
-            comparison with the dataset's.
-        model: Model to evaluate; its requirements decide what rows hold.
-        ranks: The processes that evaluate together.
-        rows: Maximum number of rows; None: all.
-
-    Raises:
-        ConfigError: A dataset was prepared with another tokenizer, or an objective does not fit the
-            model.
-    """
-
-    def __init__(
-        self,
-        data: str | Source | Mixture,
-        *,
-        sequence_length: int,
-        tokenizer: Tokenizer | TokenizerInfo | None,
-        model: LanguageModel,
-        ranks: Ranks,
-        rows: int | None = None,
-    ) -> None:
-        if isinstance(data, str):
-            data = Source(data, shuffle="none", name="held out")
-        if isinstance(data, Source):
-            data = Mixture([replace(data, max_epochs=1)])
-        opened = Mixture([replace(source, path=source.open()) for source in data.sources])
-        sources = opened.weighed([cast(Corpus, source.path) for source in opened.sources]).sources
-        for source in sources:
-            _check_tokenizer(cast(Corpus, source.path), tokenizer)
-        self._sources, self._rows, self._ranks = sources, rows, ranks
-        self._groups = groups = LossGroups()
-        alone = self._alone = most_packed(model, sequence_length) < sequence_length
-        # Does not capture `self`: the cycle would keep `ranks` alive, and with it the lock of the
-        # run's folder.
-        self._loader = lambda: Loader(
-            Mixture(sources),
-            sequence_length=sequence_length,
-            rows_per_step=8 * ranks.place.size,
-            packing="none" if alone else "best_fit",
-            requirements=model.requirements(),
-            data_parallel=ranks.place,
-            threads=1,
-            companion=groups,
-            sum_over_ranks=ranks.sum if ranks.several else None,
-        )
-        # If the loader refuses something, it raises now rather than at the first evaluation.
-        loader = self._loader()
-        self.made_from = {
-            f"documents of {source.name!r}": cast(Corpus, source.path).fingerprint[:12]
-            for source in sources
-        }
-        """Digests of the data, for comparing ranks."""
-        check_ids(model, loader)
-        require_token_targets(loader, "the held-out loss")
-
-    def __call__(self, model: LanguageModel, stop: Stop = never) -> dict[str, Any]:
-        """See the class."""
-        nats = weights = 0.0
-        taken = tokens = 0
-        total = sum(source.count_tokens(cast(Corpus, source.path)) for source in self._sources)
-        parts = LossSums(self._groups.names, len(model.prediction_weights), model.device)
-        with torch.no_grad():
-            for step in self._loader():
-                for number, row in enumerate(step, taken + len(step) * self._ranks.place.rank):
-                    sums = row_loss(
-                        model,
-                        row,
-                        step.loss_denominators,
-                        groups=parts.groups(row),
-                        num_groups=parts.num_groups,
-                    )
-                    if self._rows is not None and number >= self._rows:
-                        # Computed only because all ranks must gather a sharded model's weights
-                        # together.
-                        continue
-                    nats += float(sums.cross_entropy[0])
-                    weights += float(sums.weights[0])
-                    parts.add(sums)
-                taken += len(step) * self._ranks.place.size
-                tokens += step.num_tokens
-                share = max(tokens / max(total, 1), taken / self._rows if self._rows else 0.0)
-                if stop(min(share, 1.0)):
-                    return {}
-                if self._rows is not None and taken >= self._rows:
-                    break
-        nats, weights = self._ranks.sum([nats, weights])
-        return self._figures(nats, weights, parts.take(self._ranks.sum))
-
-    def _figures(
-        self, nats: float, weights: float, parts: dict[str, tuple[float, float]]
-    ) -> dict[str, Any]:
-        found = means(parts)
-        # The sum of weights may be far below 1, and the loss is still a mean.
-        loss = nats / weights if weights else 0.0
-        shares = {f"{SOURCE}{source.name}": float(source.share) for source in self._sources}
-        if seen := [name for name in shares if name in found]:
-            loss = sum(shares[name] * found[name] for name in seen) / sum(
-                shares[name] for name in seen
-            )
-        figures: dict[str, Any] = {"loss": loss, "targets": weights, **found}
-        if self._alone:
-            figures["packing"] = ONE_A_ROW
-        text_bytes = _text_bytes(self._sources[0])
-        if self._rows is None and len(self._sources) == 1 and text_bytes:
-            figures["bits_per_byte"] = nats / math.log(2) / text_bytes
-        return figures
-
-
-def _check_tokenizer(corpus: Corpus, tokenizer: Tokenizer | TokenizerInfo | None) -> None:
-    theirs = corpus.tokenizer
-    if theirs is not None and tokenizer is not None and theirs.fingerprint != tokenizer.fingerprint:
-        raise ConfigError(
-            f"{corpus.path}: was prepared with another tokenizer ({theirs.name}) than the "
-            f"model's ({tokenizer.name}); prepare it with the model's"
-        )
-
-
-def _text_bytes(source: Source) -> int | None:
-    """Bytes of the text that all targets of a source stand for; None if unknown."""
-    # The dataset's count covers all documents, each as it was prepared.
-    shortened = source.slice != (0.0, 1.0) or source.too_long not in (None, "split", "error")
-    corpus = cast(Corpus, source.path)
-    if corpus.table.has_spans or shortened or source.objective != Causal():
-        return None
-    return corpus.text_bytes
 
 
 def make_evaluators(
@@ -405,7 +285,7 @@ def evaluate(
     model: LanguageModel,
     stop: Callable[[], bool] = never,
     say: Callable[[str], None] | None = None,
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[JsonObject, list[str]]:
     """Run some evaluators.
 
     When `stop` becomes true, the running evaluation is dropped, because a checkpoint must be
@@ -423,7 +303,7 @@ def evaluate(
         Figures as "name/figure", with the seconds each took, and the names of those that were not
         finished.
     """
-    figures: dict[str, Any] = {}
+    figures: JsonObject = {}
     if not names:
         return figures, []
     with evaluating(model):
@@ -439,87 +319,3 @@ def evaluate(
             figures |= {f"{name}/{figure}": value for figure, value in found.items()}
             figures[f"{name}/seconds"] = time.monotonic() - began
     return figures, []
-
-
-PROBLEMS_AT_ONCE = 32
-"""Problems that a rank answers between two checks of whether the run was asked to stop."""
-
-
-@final
-class TaskScore:
-    """`score`, the mean over the problems, with its `standard_error`.
-
-    Args:
-        name: Name of the evaluator, for errors.
-        settings: The task and its settings.
-        datasets: The training data: the first dataset ships the tokenizer; chats give the template
-            and the stop ids.
-        sequence_length: Slots per row: the maximum tokens of a text, unless the base reads more.
-        model: Model to evaluate.
-        ranks: The processes that train together.
-
-    Raises:
-        ConfigError: There is no tokenizer, no such task or no data for it, or chats are requested
-            without a template.
-        RecordError: The data does not have the task's format.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        settings: EvaluatorSettings,
-        datasets: Sequence[Corpus],
-        sequence_length: int,
-        model: LanguageModel,
-        ranks: Ranks,
-    ) -> None:
-        assert settings.task is not None
-        facts = facts_of(model).with_data(datasets)
-        tokenizer, chats, stop_ids = shipped(name, datasets, "no task can be given", facts.stop_ids)
-        if settings.task.chat and not chats:
-            raise ConfigError(f"evaluator {name!r}: no source is of chats; set task.chat to false")
-        template = (
-            load_template(chats[0].template, tokenizer=tokenizer, **chats[0].variables)
-            if chats
-            else None
-        )
-        self._subject = lambda model: Subject(
-            model,
-            tokenizer,
-            context_length=facts.context_length or sequence_length,
-            stop_ids=stop_ids,
-            template=template,
-            begin_ids=facts.begin(tokenizer),
-        )
-        # Raises now, rather than after hours of training.
-        self._subject(model)
-        if settings.writes:
-            model.new_cache(1, 2)
-        self._task, self._ranks = make_task(settings.task), ranks
-        self._problems = self._task.problems()
-        if not self._problems:
-            raise ConfigError(f"evaluator {name!r}: the task has no problems; check task.data")
-        self.made_from = {"problems": digest_of(self._problems)}
-        """Digest of the problems, for comparing ranks."""
-
-    def __call__(self, model: LanguageModel, stop: Stop = never) -> dict[str, Any]:
-        """See the class."""
-        together = any(isinstance(weights, DTensor) for weights in model.parameters())
-        rank, shares = (0, 1) if together else (self._ranks.place.rank, self._ranks.place.size)
-        mine = self._problems[rank::shares]
-        subject = self._subject(model)
-        places = {problem.name: place for place, problem in enumerate(self._problems)}
-        found = np.zeros((2, len(places)))
-        # The same number of rounds on every rank, that of the largest share, because all must call
-        # `stop` together.
-        for begin in range(0, math.ceil(len(places) / shares), PROBLEMS_AT_ONCE):
-            for answer in self._task.answer(subject, mine[begin : begin + PROBLEMS_AT_ONCE]):
-                found[:, places[answer.problem]] = answer.score, answer.weight
-            if stop(min((begin + PROBLEMS_AT_ONCE) * shares / len(places), 1.0)):
-                return {}
-        numbers = found.ravel().tolist()
-        scores, weights = np.reshape(
-            numbers if together else self._ranks.sum(numbers), found.shape
-        ).tolist()
-        score, error = weighted_mean(scores, weights)
-        return {"score": score} | ({} if math.isnan(error) else {"standard_error": error})

@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 from penstock.core.errors import DistributedError, PenstockError
+from penstock.core.json_values import JsonObject
 from penstock.core.terminal import visible
 
 FIRST_SECONDS = 2.0
@@ -118,7 +119,7 @@ def is_consequence(error: BaseException) -> bool:
         return error.failed_rank is not None
     if isinstance(error, PenstockError):
         return False
-    distributed: Any = sys.modules.get("torch.distributed")
+    distributed = sys.modules.get("torch.distributed")
     kinds = getattr(distributed, "DistError", ())
     return isinstance(error, kinds) or (
         isinstance(error, RuntimeError | OSError) and bool(_BROKEN.search(str(error)))
@@ -143,13 +144,13 @@ def _agent_store() -> Any:
     )
 
 
-def _known(store: Any, seconds: float) -> dict[str, Any] | None:
+def _known(store: Any, seconds: float) -> JsonObject | None:
     """The cause, if a rank says it within some seconds."""
     if not seconds:
         return None
     try:
         store.wait([_CAUSE], timedelta(seconds=seconds))
-        found: dict[str, Any] = json.loads(store.get(_CAUSE))
+        found: JsonObject = json.loads(store.get(_CAUSE))
     except RuntimeError:
         return None
     return found

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.path_losses import Figures
 from penstock.learn.training.path_settings import PreferenceSettings
@@ -16,7 +17,8 @@ from penstock.plan.loader.agreement import check_ranks
 from penstock.plan.loader.loader import Loader
 
 if TYPE_CHECKING:
-    from penstock.learn.training.settings import EvaluatorSettings, TrainSettings
+    from penstock.learn.training.evaluator_settings import EvaluatorSettings
+    from penstock.learn.training.settings import TrainSettings
 
 
 @final
@@ -72,7 +74,7 @@ class HeldOutPreference:
         except ConfigError as error:
             raise ConfigError(f"evaluator {self._name!r}: {error}") from error
 
-    def __call__(self, model: LanguageModel, stop: Any) -> dict[str, Any]:
+    def __call__(self, model: LanguageModel, stop: Any) -> JsonObject:
         """`loss`, `accuracy`, `margin` and what training reports besides; empty if `stop` became
         true.
         """

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from penstock.core.arrays import Int64, Records
+from penstock.learn.training.figure_names import DISTANCE, SOURCE, TASK
 from penstock.learn.training.losses import RowLoss
-from penstock.learn.training.metrics import DISTANCE, SOURCE, TASK
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.loader import Accompany, Companion, CompanionSource
 

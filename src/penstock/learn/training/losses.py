@@ -32,7 +32,8 @@ from penstock.core.suggestions import suggests
 from penstock.learn.distillation.blocks import no_loss
 from penstock.models.building import as_language_model
 from penstock.models.gradients import accumulator, leaves
-from penstock.models.language_model import LanguageModel, RowTensors
+from penstock.models.language_model import LanguageModel
+from penstock.models.row_tensors import RowTensors
 from penstock.plan.inputs import IGNORE
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.loader import Step

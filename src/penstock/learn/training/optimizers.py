@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError, StateError
-from penstock.learn.training.settings import OptimizerSettings
+from penstock.learn.training.optimizer_settings import OptimizerSettings
 from penstock.models.lora.trained_parts import trained_parts
 
 FUSED_DEVICES = {"cpu", "cuda", "xpu", "mps"}

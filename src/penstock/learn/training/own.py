@@ -16,12 +16,13 @@ holds rank 0's state; on resume all ranks get it, so the run continues exactly.
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, StateError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.learn.distillation.blocks import no_loss
 from penstock.learn.training.distributed import Ranks
 from penstock.models import LanguageModel, RowTensors
@@ -58,9 +59,7 @@ class OwnLoss(Protocol):
 class OnStep(Protocol):
     """A function called after each step of the optimizer."""
 
-    def __call__(
-        self, model: LanguageModel, step: Step, record: Mapping[str, Any]
-    ) -> Mapping[str, Any] | None:
+    def __call__(self, model: LanguageModel, step: Step, record: JsonMapping) -> JsonMapping | None:
         """Look at a step, or change the model.
 
         Args:
@@ -76,7 +75,7 @@ class OnStep(Protocol):
 class OwnEvaluator(Protocol):
     """An evaluation of the model."""
 
-    def __call__(self, model: LanguageModel, ranks: Ranks) -> Mapping[str, Any]:
+    def __call__(self, model: LanguageModel, ranks: Ranks) -> JsonMapping:
         """Figures by name, the same on every rank; texts are for people.
 
         Called without gradients, with the model in evaluation mode. Each rank can do its share,
@@ -143,13 +142,13 @@ class LossOfOwn:
         """
         before = (
             copy.deepcopy(self.function.state_dict())
-            if hasattr(self.function, "state_dict")
+            if isinstance(self.function, Stateful)
             else None
         )
         with torch.no_grad():
             self(model, row, (1.0,) * len(model.prediction_weights))
         self._sums = None
-        if before is not None:
+        if before is not None and isinstance(self.function, Stateful):
             self.function.load_state_dict(before)
 
     def take(self, ranks: Ranks) -> dict[str, float]:
@@ -227,13 +226,24 @@ class EvaluatorOfOwn:
         self._where, self._ranks = f"training.evaluators.{name}", ranks
         self._function = load_own_function(function, self._where, ("model", "ranks"))
 
-    def __call__(self, model: LanguageModel, stop: Any = None) -> dict[str, Any]:
+    def __call__(self, model: LanguageModel, stop: Any = None) -> JsonObject:
         """See `OwnEvaluator`."""
         with torch.no_grad():
             found = self._function(model, self._ranks)
         if not isinstance(found, Mapping):
             raise ConfigError(f"{self._where}: gave {found!r}, expected figures by name")
         return dict(found)
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A user's object that changes while it trains, as torch's modules do."""
+
+    def state_dict(self) -> Mapping[str, object]:
+        """What is saved: tensors, and values of JSON."""
+
+    def load_state_dict(self, state: Mapping[str, object], /) -> object:
+        """Take what was saved."""
 
 
 class OwnState:
@@ -243,12 +253,12 @@ class OwnState:
         parts: Name → object or None.
     """
 
-    def __init__(self, parts: Mapping[str, Any]) -> None:
-        self._parts = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
+    def __init__(self, parts: Mapping[str, object]) -> None:
+        self._parts = {name: part for name, part in parts.items() if isinstance(part, Stateful)}
 
-    def save(self) -> tuple[dict[str, dict[str, Any]], dict[str, Tensor]]:
+    def save(self) -> tuple[dict[str, JsonObject], dict[str, Tensor]]:
         """(JSON values by part, tensors by `part.name`)."""
-        values: dict[str, dict[str, Any]] = {}
+        values: dict[str, JsonObject] = {}
         tensors: dict[str, Tensor] = {}
         for part, own in self._parts.items():
             state = own.state_dict()
@@ -262,7 +272,7 @@ class OwnState:
             }
         return values, tensors
 
-    def load(self, values: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> None:
+    def load(self, values: Mapping[str, JsonMapping], tensors: Mapping[str, Tensor]) -> None:
         """Load into each part the state that `save` returned.
 
         Raises:

@@ -10,13 +10,14 @@ Model and reference run without dropout: equal weights give equal log-probabilit
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, StateError
+from penstock.core.json_values import JsonObject
 from penstock.data.shards.format.trees import ADVANTAGE, LABEL, RANK, REWARD, TRUNCATED
 from penstock.learn.distillation.blocks import no_loss
 from penstock.learn.training.distributed import Ranks
@@ -358,11 +359,11 @@ class PathTraining:
         self._sums = {}
         section = self._name.removeprefix("training.")
         means = figure_means(self.settings, sums, step.units)
-        if "kto" in getattr(self.settings, "weights", {}):
+        if isinstance(self.settings, PreferenceSettings) and "kto" in self.settings.weights:
             means["reference_point"] = self._point
         return {f"{section}.{name}": value for name, value in means.items()}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         """What a checkpoint notes of it."""
         return {"reference": None if self.reference is None else self.reference.fingerprint()}
 

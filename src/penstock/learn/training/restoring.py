@@ -26,13 +26,13 @@ def matching_weights(checkpoint: Checkpoint, model: LanguageModel, cure: str) ->
     Raises:
         StateError: One has not, or a setting differs that shapes do not show; ends with `cure`.
     """
-    module: Any = model
+    module = model
     unseen: list[tuple[str, Any, Any]] = []
     if isinstance(model, OwnModel):
         # The user's module defines the computation; the folder holds only weights.
         weights = own_weights(checkpoint.part(MODEL))
     else:
-        saved: Any = load_model(checkpoint.part(MODEL), device="cpu")
+        saved = load_model(checkpoint.part(MODEL), device="cpu")
         weights, unseen = saved.state_dict(), _unseen_by_weights(saved, model)
     present = module.state_dict()
     shapes = [
@@ -73,7 +73,7 @@ def take_weights(checkpoint: Checkpoint, model: LanguageModel) -> None:
         "give the model as that run had it; or begin with model: from:RUN, which merges LoRA "
         "and fits new tokens, and leave weights out of continue_from.take"
     )
-    module: Any = model
+    module = model
     module.load_state_dict(matching_weights(checkpoint, model, cure))
 
 

@@ -27,11 +27,11 @@ from typing import Any, Self
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.core.folders import hub_copy, may_be_of_hub
 from penstock.core.json_files import parse_json
+from penstock.core.json_values import JsonObject
 from penstock.core.yaml_files import parse_yaml, read_yaml
 from penstock.data.shards import ChatInfo
 from penstock.data.shards.format.images import MEDIA, PROCESSOR_FOLDER, MediaInfo
-from penstock.data.shards.format.layout import TOKENIZER_FOLDER
-from penstock.data.shards.format.manifest import CHAT, CHAT_TEMPLATE
+from penstock.data.shards.format.manifest import CHAT, CHAT_TEMPLATE, TOKENIZER_FOLDER
 from penstock.data.shards.tables.corpus import Corpus
 from penstock.learn.training.checkpoints import digest, newest_complete, read_manifest
 from penstock.learn.training.continued import CONTINUED, Continued
@@ -104,7 +104,7 @@ class RunFolder:
         return self.facts.context_length or self.trained_length
 
     @property
-    def image_settings(self) -> dict[str, Any]:
+    def image_settings(self) -> JsonObject:
         """How images became RGB in training (`penstock.media.ImageSettings`); empty: unknown."""
         if self.processor is None or self.processor == self.path:
             return {}
@@ -342,7 +342,7 @@ def _read_run_file(path: Path) -> Any:
         raise CorruptionError(f"{error}; copy it back from a checkpoint of the run") from error
 
 
-def _flat(value: object, place: str = "") -> dict[str, Any]:
+def _flat(value: object, place: str = "") -> JsonObject:
     """The leaves of nested mappings and lists by dotted key."""
     if not isinstance(value, dict | list):
         return {place: value}
@@ -452,6 +452,6 @@ def _length(value: object) -> int | None:
     return value if isinstance(value, int) and value > 1 else None
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> JsonObject:
     value = parse_json(path.read_bytes(), path) if path.is_file() else {}
     return value if isinstance(value, dict) else {}

@@ -5,14 +5,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, StateError
+from penstock.core.json_values import JsonObject
 from penstock.data.shards.format.images import PROCESSOR_FOLDER
-from penstock.data.shards.format.layout import TOKENIZER_FOLDER
+from penstock.data.shards.format.manifest import TOKENIZER_FOLDER
 from penstock.learn.training.agreement import weights_digest
 from penstock.learn.training.checkpoints import (
     OPTIMIZER,
@@ -29,12 +30,7 @@ from penstock.learn.training.checkpoints import (
 from penstock.learn.training.checks import BitSettings
 from penstock.learn.training.continued import CONTINUED, Continued
 from penstock.learn.training.continuing import checkpoint_of
-from penstock.learn.training.distributed import (
-    Ranks,
-    load_whole_weights,
-    share_out,
-    whole_weights,
-)
+from penstock.learn.training.distributed import Ranks, load_whole_weights, share_out, whole_weights
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.own import OwnState
 from penstock.learn.training.path_training import PathTraining
@@ -106,7 +102,7 @@ class RunState:
     weights.
     """
     totals: Totals = field(default_factory=Totals)
-    owed: dict[str, Any] = field(default_factory=dict)
+    owed: JsonObject = field(default_factory=dict)
     """Evaluators that a signal stopped, and the record of their step without them."""
     saved: int = 0
     """Steps of the newest checkpoint of this process."""

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.data.stores.files import usual_mode
 from penstock.learn.training.checkpoints import output_errors
 from penstock.learn.training.metrics import JsonLines
@@ -130,14 +131,14 @@ def check_patterns(model: nn.Module, settings: TensorLogSettings) -> None:
 
 
 @torch.no_grad()
-def statistics(tensor: Tensor) -> dict[str, Any]:
+def statistics(tensor: Tensor) -> JsonObject:
     """Shape, dtype, share of numbers that are not finite (`not_finite`), and figures of the others;
     None if none.
     """
     numbers = tensor.detach().flatten()
     numbers = numbers.double() if numbers.device.type == "cpu" else numbers.float()
     finite = numbers[torch.isfinite(numbers)]
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "shape": list(tensor.shape),
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "not_finite": (len(numbers) - len(finite)) / max(1, len(numbers)),
@@ -159,7 +160,7 @@ def _names(model: nn.Module) -> list[str]:
 def _keeper(seen: dict[str, Tensor], name: str) -> Any:
     """A hook that keeps the first tensor of a module's first output."""
 
-    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+    def keep(module: nn.Module, inputs: object, output: Any) -> None:
         first = (
             output
             if isinstance(output, Tensor)

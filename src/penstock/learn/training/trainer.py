@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from penstock.core.errors import ConfigError, PenstockError, StateError
+from penstock.core.json_values import JsonObject
 from penstock.core.randomness import key_for
 from penstock.learn.training.agreement import bits_notices, contents
 from penstock.learn.training.checks import bit_settings, check_fit, rows_per_pass, trial_row
@@ -192,7 +193,7 @@ class Trainer:
             self._gradients.part_of(trial_row(loader))
 
     @property
-    def bits(self) -> dict[str, Any]:
+    def bits(self) -> JsonObject:
         """The settings that change bits."""
         return asdict(self.state.bits)
 

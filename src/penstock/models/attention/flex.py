@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
 from penstock.models.attention.backends import Attend, Backend
 from penstock.plan.inputs import AttentionRule
@@ -75,7 +76,7 @@ def block_mask(rule: AttentionRule, mask_mod: MaskMod, device: torch.device) -> 
     return BlockMask.from_kv_blocks(*part, *full, BLOCK, mask_mod, (rule.num_slots, rule.num_slots))
 
 
-def _blocks(rule: AttentionRule) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _blocks(rule: AttentionRule) -> tuple[Array, Array]:
     """[blocks of queries, blocks of keys]: whether any query sees any key, and whether all see
     all.
     """
@@ -99,9 +100,7 @@ def _blocks(rule: AttentionRule) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, 
     return some, whole & complete[:, None] & complete
 
 
-def _in_order(
-    blocks: np.ndarray[Any, Any], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _in_order(blocks: Array, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Number of key blocks of each query block, [1, 1, n], and block numbers with these first, [1,
     1, n, n].
     """

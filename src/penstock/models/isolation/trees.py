@@ -5,7 +5,7 @@ import torch
 
 from penstock.core.arrays import Int64
 from penstock.core.errors import IsolationError
-from penstock.data.shards.format.trees import build_tree
+from penstock.data.shards.format.tree_building import build_tree
 from penstock.models.isolation.calls import (
     Forward,
     TorchModel,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from penstock.chat import Template
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.core.folders import may_be_of_hub
+from penstock.core.json_values import JsonObject
 from penstock.data.stores.files import usual_mode
 from penstock.models.exporting import (
     export,
@@ -27,7 +28,7 @@ from penstock.models.exporting import (
     remove_places,
     template_text,
 )
-from penstock.models.facts import ModelFacts, facts_of
+from penstock.models.facts import ModelFacts
 from penstock.models.lora.lora import is_matrix, lora_weights, remove_lora
 from penstock.models.lora.trained_parts import TrainedPart, is_trained_part, trained_parts
 from penstock.models.ours.importing import llama_name
@@ -84,7 +85,7 @@ def export_adapter(
         raise ConfigError(
             "export: the model has no LoRA, so there is no adapter; export the model itself"
         )
-    facts = facts_of(model) if facts is None else facts
+    facts = model.facts if facts is None else facts
     weights, targets, parts = _adapter_weights(model), _short_targets(model), _exported_parts(model)
     weights |= parts.weights
     layers = [layer for _, layer in _matrices(model, with_lora=True)]
@@ -146,7 +147,7 @@ def _adapter_weights(model: "LanguageModel") -> dict[str, Tensor]:
     return found
 
 
-def _patterns(model: "LanguageModel") -> dict[str, Any]:
+def _patterns(model: "LanguageModel") -> JsonObject:
     """Ranks and alphas of their own: as they were given, or for our transformer by the names of the
     exported base.
     """
@@ -173,7 +174,7 @@ class _Parts:
     """What was trained next to LoRA, as peft has it."""
 
     weights: dict[str, Tensor] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: JsonObject = field(default_factory=dict)
 
 
 def _exported_parts(model: Any) -> _Parts:

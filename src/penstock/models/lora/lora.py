@@ -10,14 +10,15 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.core.randomness import key_for
 from penstock.models.lora.settings import LoraSettings
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from peft.tuners import tuners_utils
+    from torch import Tensor, nn
 
     from penstock.models.language_model import LanguageModel
 
@@ -37,14 +38,13 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
 
     if model.lora is not None:
         raise ConfigError("the model already has LoRA; call merge_lora(model) first")
-    if not (hasattr(model, "inner") or hasattr(model, "unembedding")):
+    if (module := model.lora_module) is None:
         raise ConfigError(
             "lora: a model of your own has none here; train a transformer of ours or one of "
             "transformers"
         )
     saved = _modules(model, settings.modules_to_save)
     names = _targets(model, settings, saved)
-    inner = getattr(model, "inner", model)
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]
@@ -57,8 +57,7 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
     with warnings.catch_warnings():
         # Of each matrix that is stored transposed (Conv1D), which peft then sets right.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
-        # A model of transformers itself, not what wraps it: peft reads its attributes.
-        inject_adapter_in_model(config, inner)  # type: ignore[arg-type]
+        inject_adapter_in_model(config, module)
     for _, _, layer in _layers(model):
         # Its dropout begins in training mode.
         layer.train(model.training)  # type: ignore[attr-defined]
@@ -101,7 +100,8 @@ def remove_lora(model: "LanguageModel") -> None:
     for parent, name, layer in list(_layers(model)):
         setattr(parent, name, layer.get_base_layer())
     # By it peft knows that a model has adapters.
-    vars(getattr(model, "inner", model)).pop("peft_config", None)
+    if model.lora_module is not None:
+        vars(model.lora_module).pop("peft_config", None)
     for weight in model.parameters():
         weight.requires_grad_(True)
     model.lora = None
@@ -165,25 +165,21 @@ def without_lora(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
     }
 
 
-def embedding_of(model: Any) -> Any:
-    """The embedding as a module."""
-    inner = getattr(model, "inner", None)
-    return model.embedding if inner is None else inner.get_input_embeddings()
-
-
-def head_of(model: Any) -> Any:
-    """The output matrix as a module; None: the model has none of its own."""
-    inner = getattr(model, "inner", None)
-    return model.unembedding if inner is None else inner.get_output_embeddings()
+def _module(model: "LanguageModel") -> "nn.Module":
+    """The module of a model that may have LoRA."""
+    assert model.lora_module is not None
+    return model.lora_module
 
 
 def _targets(
-    model: object, settings: LoraSettings, saved: Sequence[tuple[str, object]]
+    model: "LanguageModel", settings: LoraSettings, saved: Sequence[tuple[str, object]]
 ) -> list[str]:
     """Names of the matrices that get LoRA, as peft sees them."""
-    head, wanted = head_of(model), settings.targets
+    head, wanted = model.get_output_embeddings(), settings.targets
     known = {
-        name: module for name, module in _named(model) if is_matrix(module) and module is not head
+        name: module
+        for name, module in _module(model).named_modules()
+        if is_matrix(module) and module is not head
     }
     whole = [
         name for name in known if any(name == one or name.startswith(f"{one}.") for one, _ in saved)
@@ -210,26 +206,21 @@ def _targets(
     return found
 
 
-def is_matrix(module: Any) -> bool:
+def is_matrix(module: "nn.Module") -> bool:
     """Whether LoRA can be added: a linear layer, also of GPT-2's kind, whose weight is
     transposed.
     """
-    from torch import nn
+    from torch.nn import Linear
 
-    if isinstance(module, nn.Linear):
+    if isinstance(module, Linear):
         return True
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and module.weight.ndim == 2
+    is_transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+    return is_transposed and module.weight.ndim == 2  # type: ignore[return-value]
 
 
-def _named(model: Any) -> Iterator[tuple[str, Any]]:
-    """Modules by the names that peft sees."""
-    inner = getattr(model, "inner", model)
-    yield from inner.named_modules()
-
-
-def _modules(model: object, wanted: tuple[str, ...]) -> list[tuple[str, Any]]:
+def _modules(model: "LanguageModel", wanted: tuple[str, ...]) -> list[tuple[str, "nn.Module"]]:
     """The modules with weights that are trained whole."""
-    named = list(_named(model))
+    named = list(_module(model).named_modules())
     chosen = [name for name, _ in named if name and wanted and name.endswith(wanted)]
     for one in wanted:
         if not any(name.endswith(one) for name in chosen):
@@ -253,23 +244,23 @@ def _modules(model: object, wanted: tuple[str, ...]) -> list[tuple[str, Any]]:
     ]
 
 
-def _train_modules(model: Any, names: Sequence[str]) -> None:
+def _train_modules(model: "LanguageModel", names: Sequence[str]) -> None:
     from penstock.models.lora.trained_parts import train_part
 
     if names:
         # Those of an embedding that is trained already are parametrizations of it.
-        modules = dict(_named(model))
+        modules = dict(_module(model).named_modules())
         weights = [weight for name in names for weight in modules[name].parameters(recurse=False)]
-        train_part(getattr(model, "inner", model), weights, None)
+        train_part(_module(model), weights, None)
 
 
-def _train_embeddings(model: Any, settings: LoraSettings) -> None:
+def _train_embeddings(model: "LanguageModel", settings: LoraSettings) -> None:
     from penstock.models.lora.trained_parts import train_part
 
     if settings.train_embeddings is None:
         return
-    inner, head = getattr(model, "inner", model), head_of(model)
-    tables = [embedding_of(model), *([] if head is None else [head])]
+    inner, head = _module(model), model.get_output_embeddings()
+    tables = [model.get_input_embeddings(), *([] if head is None else [head])]
     weights = [weight for table in tables for weight in table.parameters(recurse=False)]
     if settings.train_embeddings == "all":
         train_part(inner, weights, None)
@@ -288,7 +279,9 @@ def _train_embeddings(model: Any, settings: LoraSettings) -> None:
     train_part(inner, weights, (model.new_rows.first, model.new_rows.end))
 
 
-def _layers(model: Any) -> Iterator[tuple[Any, str, Any]]:
+def _layers(
+    model: "LanguageModel",
+) -> "Iterator[tuple[nn.Module, str, tuners_utils.BaseTunerLayer]]":
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for parent in list(model.modules()):

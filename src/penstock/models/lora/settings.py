@@ -3,9 +3,10 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, final, get_args
+from typing import Literal, final, get_args
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping
 
 MOST_RANK = 1 << 16
 """Maximum `rank`."""
@@ -79,7 +80,7 @@ class LoraSettings:
                 ) from None
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "LoraSettings":
+    def of(cls, values: JsonMapping) -> "LoraSettings":
         """Settings from plain values, such as those of JSON."""
         lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         return cls(**{**values, **lists})

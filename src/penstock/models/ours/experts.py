@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 from penstock.models.ours.layers import Linear, SwiGLU
 
 if TYPE_CHECKING:
-    from penstock.models.language_model import RowTensors
+    from penstock.models.row_tensors import RowTensors
     from penstock.models.settings import BlockSettings, ModelSettings
 
 

@@ -13,12 +13,13 @@ attention gets weights of 0, which halve its output, and the matrix behind it co
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.models.ours.importing import llama_name
 from penstock.models.settings import BlockSettings, ModelSettings
 
@@ -119,7 +120,7 @@ def _recurrent_layout(
     return "Bamba"
 
 
-def config_of(settings: ModelSettings, context_length: int, dtype: torch.dtype) -> dict[str, Any]:
+def config_of(settings: ModelSettings, context_length: int, dtype: torch.dtype) -> JsonObject:
     """The `config.json` of a model, without the ids of its tokenizer.
 
     Raises:
@@ -128,7 +129,7 @@ def config_of(settings: ModelSettings, context_length: int, dtype: torch.dtype) 
     layout = layout_of(settings)
     kinds = [settings.block(layer) for layer in range(settings.layers)]
     mixers = [settings.mixers(kind)[0] for kind in kinds]
-    config: dict[str, Any] = {
+    config: JsonObject = {
         "architectures": [f"{layout}ForCausalLM"],
         "model_type": _TYPES[layout],
         "vocab_size": settings.vocab_size,
@@ -161,12 +162,12 @@ def config_of(settings: ModelSettings, context_length: int, dtype: torch.dtype) 
 
 def _expert_config(
     settings: ModelSettings, layout: Layout, kinds: list[BlockSettings]
-) -> dict[str, Any]:
+) -> JsonObject:
     sparse = next((kind for kind in kinds if kind.experts is not None), None)
     if sparse is None:
         return {}
     width = sparse.expert_width or settings.inner_width
-    config: dict[str, Any] = {
+    config: JsonObject = {
         "num_experts_per_tok": sparse.experts_per_token,
         "router_aux_loss_coef": sparse.balance,
     }
@@ -183,7 +184,7 @@ def _expert_config(
 
 def _recurrent_config(
     settings: ModelSettings, layout: Layout, mixers: list[BlockSettings]
-) -> dict[str, Any]:
+) -> JsonObject:
     first = next(mixer for mixer in mixers if mixer.is_recurrent)
     _, heads, width, state, convolution = _shape(settings, first)
     if layout == "Bamba":

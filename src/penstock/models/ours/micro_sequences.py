@@ -31,10 +31,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from penstock.core.errors import ConfigError
 from penstock.models.attention.softcap import capped_attention
 from penstock.models.attention.windows import attention_of
-from penstock.models.language_model import LanguageModel, RowTensors
+from penstock.models.language_model import LanguageModel
 from penstock.models.ours.transformer import Transformer
 from penstock.models.recurrent.borders import Borders
 from penstock.models.recurrent.mixers import State
+from penstock.models.row_tensors import RowTensors
 from penstock.plan.inputs import AttentionRule
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

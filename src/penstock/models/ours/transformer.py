@@ -1,10 +1,8 @@
 """A decoder-only transformer over packed rows, written to be read from top to bottom.
 
-RMSNorm before each part (Zhang & Sennrich 2019), rotary positions (RoFormer, arXiv:2104.09864;
-halves of a head rotate, as in Llama's Hugging Face layout), grouped-query attention
-(arXiv:2305.13245), SwiGLU (arXiv:2002.05202), no biases. Further prediction heads are blocks on the
-trunk that share norm and unembedding (Gloeckle et al. 2024, arXiv:2404.19737): the last block of
-the plain model is the head of distance 1.
+An embedding, blocks (`blocks.py`), a norm, and the unembedding. Further prediction heads are blocks
+on the trunk that share norm and unembedding (Gloeckle et al. 2024, arXiv:2404.19737): the last
+block of the plain model is the head of distance 1.
 
 Positions and the attention function are given from outside. So the same code runs a packed row,
 sequences with a cache, and a part of a row; it knows nothing about documents.
@@ -29,124 +27,22 @@ from penstock.core.randomness import key_for
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage, RowMedia
 from penstock.models.cache import Cache, LayerAttend
+from penstock.models.facts import ModelFacts
 from penstock.models.image_features import FeatureCache
-from penstock.models.language_model import PackingVerdict, RowTensors
+from penstock.models.language_model import PackingVerdict
 from penstock.models.lora.settings import LoraSettings, NewRows
-from penstock.models.ours.experts import Balance, Experts
-from penstock.models.ours.layers import Linear, RMSNorm, SwiGLU
+from penstock.models.ours.blocks import Block, rotary_angles
+from penstock.models.ours.experts import Balance
+from penstock.models.ours.layers import Linear, RMSNorm
 from penstock.models.ours.vision import VisionTower, check_images, with_images
 from penstock.models.recurrent.borders import Borders
-from penstock.models.recurrent.mixers import Carried, RowDocuments, make_mixer
-from penstock.models.settings import BlockSettings, ModelSettings
+from penstock.models.recurrent.mixers import Carried, RowDocuments
+from penstock.models.row_tensors import RowTensors
+from penstock.models.settings import ModelSettings
 from penstock.models.vocabulary import with_mean_rows
 from penstock.plan.inputs import RowSlice
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.requirements import InputRequirements
-
-
-def rotary_angles(
-    positions: Tensor, head_width: int, theta: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [..., 1, head_width / 2] of positions [...]; angles in float32, as in
-    transformers.
-    """
-    steps = torch.arange(0, head_width, 2, device=positions.device).float() / head_width
-    angles = positions[..., None, None].float() * (1.0 / theta**steps)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate each pair (i, i + half) of a head by its angle; a new tensor, [..., heads,
-    head_width].
-    """
-    cos, sin = rotary
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-@final
-class Attention(nn.Module):
-    """Projections to queries, keys and values, and to the output; `attend` does the rest."""
-
-    def __init__(self, settings: ModelSettings, qk_norm: bool) -> None:
-        super().__init__()
-        self.head_width = settings.each_head
-        queries, keys = settings.heads * self.head_width, settings.key_heads * self.head_width
-        self.query = Linear(settings.width, queries)
-        self.key = Linear(settings.width, keys)
-        self.value = Linear(settings.width, keys)
-        self.output = Linear(queries, settings.width)
-        self.query_norm = RMSNorm(self.head_width, settings.norm_eps) if qk_norm else nn.Identity()
-        self.key_norm = RMSNorm(self.head_width, settings.norm_eps) if qk_norm else nn.Identity()
-
-    def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, attend: LayerAttend
-    ) -> Tensor:
-        """[..., width] → the same."""
-        q, k, v = (
-            part(x).unflatten(-1, (-1, self.head_width))
-            for part in (self.query, self.key, self.value)
-        )
-        q, k = self.query_norm(q), self.key_norm(k)
-        out: Tensor = self.output(
-            attend(layer, rotate(q, rotary), rotate(k, rotary), v).flatten(-2)
-        )
-        return out
-
-
-@final
-class Block(nn.Module):
-    """Attention or a recurrence, then the SwiGLU or one of experts, each added to its input.
-
-    A stochastic block has several ways to mix tokens, of which the first is its main one.
-    """
-
-    def __init__(self, settings: ModelSettings, kind: BlockSettings) -> None:
-        super().__init__()
-        main, *others = settings.mixers(kind)
-        self.attention_norm = RMSNorm(settings.width, settings.norm_eps)
-        self.mixer = make_mixer(settings, main) if main.is_recurrent else None
-        self.attention = None if main.is_recurrent else Attention(settings, main.qk_norm)
-        self.others = nn.ModuleList(
-            make_mixer(settings, other)
-            if other.is_recurrent
-            else Attention(settings, other.qk_norm)
-            for other in others
-        )
-        self.mlp_norm = RMSNorm(settings.width, settings.norm_eps)
-        self.mlp = (
-            SwiGLU(settings.width, settings.inner_width)
-            if kind.experts is None
-            else Experts(settings, kind)
-        )
-
-    def forward(
-        self,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        place: int,
-        attend: LayerAttend,
-        carried: Carried | None = None,
-        balance: Balance | None = None,
-        choice: int = 0,
-    ) -> Tensor:
-        """[..., width] → the same; `place` counts the attentions, or the recurrences, of the
-        model.
-        """
-        normed = self.attention_norm(x)
-        chosen = (self.attention or self.mixer) if choice == 0 else self.others[choice - 1]
-        if isinstance(chosen, Attention):
-            x = x + chosen(normed, rotary, place, attend)
-        else:
-            assert chosen is not None
-            if carried is None:
-                raise ConfigError("recurrent blocks must know the documents; give run(carried=…)")
-            x = x + chosen(normed, place, carried)
-        normed = self.mlp_norm(x)
-        out: Tensor = x + (
-            self.mlp(normed, balance) if isinstance(self.mlp, Experts) else self.mlp(normed)
-        )
-        return out
 
 
 @final
@@ -176,6 +72,7 @@ class Transformer(nn.Module):
         lora: The LoRA that trains next to it; see `add_lora`.
         new_rows: Rows for entries that its tokenizer gained.
         origin: The run or folder that its weights came from; None: they are new.
+        facts: What its folder says; empty if its weights were made here.
         blocks: `layers` blocks, the last of which is the head of distance 1, then one for each
             further distance.
         draws: Whether stochastic blocks draw their mixer in training; False: they take their main
@@ -192,6 +89,7 @@ class Transformer(nn.Module):
         self.lora: LoraSettings | None = None
         self.new_rows: NewRows | None = None
         self.origin: str | None = None
+        self.facts = ModelFacts()
         self.embedding = nn.Embedding(settings.vocab_size, settings.width)
         kinds = [settings.block(layer) for layer in range(settings.num_blocks)]
         self.blocks = nn.ModuleList(Block(settings, kind) for kind in kinds)
@@ -200,11 +98,7 @@ class Transformer(nn.Module):
         self.draws = True
         self.norm = RMSNorm(settings.width, settings.norm_eps)
         self.unembedding = None if settings.tied else Linear(settings.width, settings.vocab_size)
-        self.vision = (
-            None
-            if settings.vision is None
-            else VisionTower(settings, _plain_block, Linear, RMSNorm)
-        )
+        self.vision = None if settings.vision is None else VisionTower(settings)
 
     divisible_rows = True
 
@@ -496,6 +390,15 @@ class Transformer(nn.Module):
         """The embedding, under transformers' name: `check_isolation` needs it to trace tokens."""
         return self.embedding
 
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The output matrix; None: it is the embedding."""
+        return self.unembedding
+
+    @property
+    def lora_module(self) -> nn.Module:
+        """Itself."""
+        return self
+
     @property
     def vocab_size(self) -> int:
         """Number of known ids."""
@@ -534,7 +437,3 @@ class Transformer(nn.Module):
     def prediction_weights(self) -> tuple[float, ...]:
         """How much each target distance counts in the loss."""
         return self.settings.distance_weights
-
-
-def _plain_block(settings: ModelSettings) -> Block:
-    return Block(settings, BlockSettings())

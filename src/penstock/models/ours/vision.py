@@ -6,8 +6,7 @@ each other, and a projection to the width of the text. The features take the pla
 slots in the text (as in LLaVA, Liu et al. 2023, arXiv:2304.08485).
 """
 
-from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from penstock.core.errors import ConfigError
 from penstock.media.rows import BlankImage, RowMedia
 from penstock.models.image_features import FeatureCache
-from penstock.models.settings import ModelSettings
-
-MakeBlock = Callable[[ModelSettings], nn.Module]
+from penstock.models.ours.blocks import Block
+from penstock.models.ours.layers import Linear, RMSNorm
+from penstock.models.settings import BlockSettings, ModelSettings
 
 
 @final
@@ -27,23 +26,20 @@ class VisionTower(nn.Module):
 
     Args:
         settings: Of the whole model.
-        make_block, make_linear, make_norm: The parts that text and images share.
     """
 
-    def __init__(
-        self, settings: ModelSettings, make_block: MakeBlock, make_linear: Any, make_norm: Any
-    ) -> None:
+    def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         assert settings.vision is not None
         own = settings.vision
         self.settings = own
         self.cache: FeatureCache | None = None
         inner = settings.of_vision
-        self.embedding = make_linear(own.patch_values, own.width)
+        self.embedding = Linear(own.patch_values, own.width)
         self.places = nn.Parameter(torch.empty(own.patches, own.width))
-        self.blocks = nn.ModuleList(make_block(inner) for _ in range(own.layers))
-        self.norm = make_norm(own.width, settings.norm_eps)
-        self.projection = make_linear(own.width, settings.width)
+        self.blocks = nn.ModuleList(Block(inner, BlockSettings()) for _ in range(own.layers))
+        self.norm = RMSNorm(own.width, settings.norm_eps)
+        self.projection = Linear(own.width, settings.width)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[images, patches, 3 × patch²] → [images × patches, width of the text]."""

@@ -8,7 +8,7 @@ operation runs with is logged.
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -62,20 +62,30 @@ def use_recurrent(model: LanguageModel, backends: str | Sequence[str]) -> None:
     _log.info("%s: recurrent operations: %s", describe(model), operations.describe())
 
 
+@runtime_checkable
+class Recurrent(Protocol):
+    """A model that chooses itself what computes its recurrences: one of transformers."""
+
+    operations: Operations
+    """What does now."""
+
+    def compute_with(self, operations: Operations) -> None:
+        """Compute recurrences in rows with these."""
+
+
 def recurrent_operations(model: LanguageModel) -> Operations:
     """Backends of the recurrent operations of a model."""
-    if hasattr(model, "compute_with"):
-        found: Operations = model.operations  # type: ignore[attr-defined]
-        return found
+    if isinstance(model, Recurrent):
+        return model.operations
     return next((module.operations for module in _mixers(model)), TORCH)
 
 
-def _mixers(model: Any) -> list[Mixer]:
+def _mixers(model: LanguageModel) -> list[Mixer]:
     return [module for module in model.modules() if isinstance(module, Mixer)]
 
 
-def _set(model: Any, operations: Operations) -> None:
-    if hasattr(model, "compute_with"):
+def _set(model: LanguageModel, operations: Operations) -> None:
+    if isinstance(model, Recurrent):
         if model.operations is not operations:
             model.compute_with(operations)
         return
@@ -83,21 +93,21 @@ def _set(model: Any, operations: Operations) -> None:
         mixer.operations = operations
 
 
-def _try(model: Any, operations: Operations) -> None:
+def _try(model: LanguageModel, operations: Operations) -> None:
     """Compare a row with the packages to its documents without; fills `operations.used`.
 
     Raises:
         ConfigError: They differ, or a package cannot compute this model's operations.
     """
-    if hasattr(model, "compute_with"):
+    if isinstance(model, Recurrent):
         if (reason := model.packing(_TRIAL).reason) is not None:
             raise ConfigError(f"recurrent backends {', '.join(operations.backends)}: {reason}")
         return
 
-    def forward(_: Any, row: ModelInput) -> Tensor:
+    def forward(_: object, row: ModelInput) -> Tensor:
         _set(model, operations if row.num_documents > 1 else TORCH)
         try:
-            logits: Tensor = model.logits(model(model.tensors(row)))[0]
+            logits = model.logits(model(model.tensors(row)))[0]
             # What counts as rounding follows from the dtype.
             return logits.to(model.compute_dtype)
         finally:

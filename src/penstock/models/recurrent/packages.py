@@ -113,7 +113,7 @@ def load(package: str, module: str, name: str, *arguments: str) -> Callable[...,
 
 
 @functools.cache
-def _missing(function: Callable[..., Any], arguments: tuple[str, ...]) -> list[str]:
+def _missing(function: Callable[..., object], arguments: tuple[str, ...]) -> list[str]:
     known = inspect.signature(function).parameters
     return [one for one in arguments if one not in known]
 
@@ -130,7 +130,7 @@ def _fla_delta_rule(
 ) -> tuple[Tensor, Tensor]:
     cu_seqlens, real = borders.filled
     per_channel = log_decay.ndim == 3
-    given: dict[str, Any] = {"gk" if per_channel else "g": log_decay.float()[None]}
+    given = {"gk" if per_channel else "g": log_decay.float()[None]}
     if (
         not torch.is_grad_enabled()
         and int(np.diff(borders.cu_seqlens).max(initial=0)) <= STEP_BY_STEP

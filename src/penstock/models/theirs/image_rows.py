@@ -89,7 +89,7 @@ def part_arguments(
         positions = torch.from_numpy(media.positions)
     types = np.zeros(len(tokens), np.int64)
     types[media.slots] = 1
-    given: dict[str, Any] = {
+    given = {
         "input_ids": tokens[None],
         "position_ids": positions,
         **{

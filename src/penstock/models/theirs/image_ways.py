@@ -17,8 +17,8 @@ from penstock.core.errors import ConfigError
 from penstock.media.rows import BlankImage, RowMedia
 from penstock.models.cache import Growth
 from penstock.models.isolation.report import describe
-from penstock.models.language_model import RowTensors
 from penstock.models.recurrent import Borders
+from penstock.models.row_tensors import RowTensors
 from penstock.models.theirs.attention import NAME, distance, one_line, rounding, use_attention
 from penstock.models.theirs.image_rows import (
     Way,

@@ -2,10 +2,11 @@
 
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from penstock.models.language_model import LanguageModel, RowTensors
+from penstock.models.language_model import LanguageModel
 from penstock.models.recurrent.operations import Operations
+from penstock.models.row_tensors import RowTensors
 from penstock.models.theirs.attention import AttentionFit
 from penstock.plan.inputs.model_input import ModelInput
 
@@ -32,7 +33,7 @@ class TheirModel(LanguageModel, Protocol):
     def has_vision(self) -> bool:
         """Whether it reads images."""
 
-    def hidden(self, given: dict[str, Any]) -> Tensor:
+    def hidden(self, given: dict[str, object]) -> Tensor:
         """Hidden states [B, n, width] for arguments of transformers; logits if the head is more
         than a matrix.
         """
@@ -45,6 +46,3 @@ class TheirModel(LanguageModel, Protocol):
 
     def row_tensors(self, row: ModelInput) -> RowTensors:
         """`tensors` without asking whether the documents of the row may share it."""
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Its embedding."""

@@ -32,10 +32,11 @@ from penstock.models.cache import Cache, LayerAttend
 from penstock.models.facts import ModelFacts
 from penstock.models.isolation.lengths import rotary_limit
 from penstock.models.isolation.report import CURE, describe
-from penstock.models.language_model import PackingVerdict, RowTensors, require_packed_rows
+from penstock.models.language_model import PackingVerdict, require_packed_rows
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.lora.trained_parts import num_rows
 from penstock.models.recurrent.operations import TORCH, Operations
+from penstock.models.row_tensors import RowTensors
 from penstock.models.text_cache import TextCache
 from penstock.models.theirs.attention import (
     AttentionFit,
@@ -51,9 +52,7 @@ from penstock.models.theirs.attention import (
 )
 from penstock.models.theirs.decoder import DECODERS, find_decoder
 from penstock.models.theirs.generation import Generation
-from penstock.models.theirs.image_rows import (
-    has_vision,
-)
+from penstock.models.theirs.image_rows import has_vision
 from penstock.models.theirs.image_ways import ImageWays
 from penstock.models.theirs.packed_ways import PackedWays
 from penstock.models.theirs.recurrence import replace_functions
@@ -310,7 +309,9 @@ class HuggingFaceModel(nn.Module):
             vocab_size=self.vocab_size,
         )
 
-    def slice_tensors(self, part: RowSlice, group: Any = None, backend: str = "auto") -> RowTensors:
+    def slice_tensors(
+        self, part: RowSlice, group: object = None, backend: str = "auto"
+    ) -> RowTensors:
         """This rank's part of a row that several ranks share, ready for this model's attention.
 
         Raises:
@@ -358,6 +359,17 @@ class HuggingFaceModel(nn.Module):
             images=self.has_vision,
         )
 
+    @property
+    def lora_module(self) -> nn.Module:
+        """The model itself, without what wraps it: peft reads its attributes."""
+        inner: nn.Module = self.inner
+        return inner
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The output matrix."""
+        head: nn.Module | None = self.inner.get_output_embeddings()
+        return head
+
     def get_input_embeddings(self) -> nn.Module:
         """The embedding; `check_isolation` needs it to trace tokens."""
         embeddings: nn.Module = self.inner.get_input_embeddings()
@@ -388,7 +400,7 @@ class HuggingFaceModel(nn.Module):
         """It predicts the next token only."""
         return (1.0,)
 
-    def hidden(self, given: dict[str, Any]) -> Tensor:
+    def hidden(self, given: dict[str, object]) -> Tensor:
         """Hidden states [B, n, width]; logits if the head is more than a matrix."""
         return self.read(given)[0]
 
@@ -447,7 +459,7 @@ def _documents(row: RowTensors) -> Int64:
     return lengths
 
 
-def _generation(inner: Any) -> dict[str, Any]:
+def _generation(inner: object) -> dict[str, Any]:
     """What the `generation_config.json` of a model of transformers says."""
     found = getattr(inner, "generation_config", None)
     return {} if found is None else dict(found.to_diff_dict())

@@ -31,9 +31,10 @@ from penstock.models.isolation.lengths import (
     rotary_limit,
 )
 from penstock.models.isolation.report import describe
-from penstock.models.language_model import PackingVerdict, RowTensors
+from penstock.models.language_model import PackingVerdict
 from penstock.models.recurrent import Borders
 from penstock.models.recurrent.borders import LIKE_LENGTH, LIKE_SLOTS, document_batches
+from penstock.models.row_tensors import RowTensors
 from penstock.models.theirs.interface import TheirModel
 from penstock.models.theirs.recurrence import bordered, is_recurrence
 from penstock.models.theirs.tensors import model_inputs

@@ -108,7 +108,7 @@ class _Checkpoint:
 
     penstock = True
 
-    def __init__(self, checkpoint: Callable[..., Any]) -> None:
+    def __init__(self, checkpoint: Callable[..., object]) -> None:
         self._checkpoint = checkpoint
 
     def __call__(self, function: Callable[..., Any], *args: object, **given: object) -> Any:
@@ -152,7 +152,7 @@ def _own_code(found: object) -> Callable[..., Any] | None:
 
 
 def _on_any_device(
-    name: str, theirs: Callable[..., Any], own: Callable[..., Any]
+    name: str, theirs: Callable[..., object], own: Callable[..., object]
 ) -> Callable[..., Any]:
     """A function of a package that needs CUDA, with transformers' own code for tensors on the
     CPU.
@@ -187,7 +187,7 @@ def _tell_once() -> None:
 
 
 def _in_front(
-    name: str, theirs: Callable[..., Any], ours: Callable[..., Any]
+    name: str, theirs: Callable[..., object], ours: Callable[..., object]
 ) -> Callable[..., Any]:
     """A function of the same signature that calls ours for a row with borders, else theirs."""
     signature = inspect.signature(theirs)

@@ -75,7 +75,7 @@ def model_inputs(
         name: _stack([getattr(part, name) for part in parts]) for name in ("tokens", "positions")
     }
     fields = as_tensors({**arrays, "cu_seqlens": _end_to_end(parts)}, device, non_blocking)
-    arguments: dict[str, Any] = {
+    arguments = {
         "input_ids": fields["tokens"],
         "position_ids": fields["positions"],
         "cu_seq_lens_q": fields["cu_seqlens"],

@@ -113,7 +113,7 @@ class _Side:
     length: int
     dtype: Any
 
-    def of(self, values: Array, fill: int, dtype: Any = None) -> Array:
+    def of(self, values: Array, fill: int, dtype: object = None) -> Array:
         """What the row's slots hold, and `fill` in the padding."""
         out = np.full(self.length, fill, dtype or self.dtype)
         out[: len(self.slots)] = values[self.slots]

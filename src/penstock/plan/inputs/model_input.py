@@ -158,7 +158,7 @@ class ModelInput:
             ],
             borders=[row.cu_seqlens for row in rows] if borders is None else borders,
         )
-        made: dict[str, Any] = {
+        made = {
             one.name: one.metadata[RULE]([getattr(row, one.name) for row in rows], joined)
             for one in fields(cls)
         }

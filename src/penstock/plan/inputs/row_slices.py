@@ -334,7 +334,7 @@ def _arrays(row: ModelInput, index: Annotated[Int64, "own_slots"]) -> dict[str, 
     """The fields of a slice that are those of the row, with padding past its end."""
     slots = row.sequence_length
 
-    def take(array: Any, fill: Any) -> Any:
+    def take(array: Any, fill: object) -> Any:
         """[…, T] → […, t]."""
         if array is None:
             return None

@@ -6,6 +6,7 @@ Arrays become tensors without a copy where the dtype is right and the device is 
 from collections import deque
 from typing import Any
 
+from penstock.core.arrays import Array
 from penstock.core.errors import MissingExtraError
 from penstock.core.suggestions import suggests
 
@@ -91,7 +92,7 @@ def unknown_id(row: ModelInput, known: int) -> str | None:
     return f"token id {int(row.tokens[slot])} in {place}"
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+def _tensor(array: Array) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 

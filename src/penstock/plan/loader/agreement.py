@@ -34,7 +34,7 @@ MOST_NAMED = 5
 
 
 def check_ranks(
-    loader: "Loader", gather: Gather | None = None, more: Mapping[str, Any] | None = None
+    loader: "Loader", gather: Gather | None = None, more: Mapping[str, object] | None = None
 ) -> None:
     """Compare the plans of all ranks; all of them must call it.
 
@@ -133,8 +133,8 @@ def torch_gather() -> Gather | None:
         return None
     size = distributed.get_world_size()
 
-    def gather(value: Any) -> list[Any]:
-        found: list[Any] = [None] * size
+    def gather(value: object) -> list[Any]:
+        found = [None] * size
         distributed.all_gather_object(found, value)
         return found
 
@@ -174,7 +174,7 @@ def store_gather(place: DataParallel, who: str) -> Gather | None:
     prefix = f"penstock/{who}/{place.size}/{_rounds[who, place.size]}"
     store = distributed.distributed_c10d._get_default_store()
 
-    def gather(value: Any) -> dict[str, Any]:
+    def gather(value: object) -> dict[str, Any]:
         store.compare_set(f"{prefix}/{place.rank}", "", json.dumps(value))
         keys = [f"{prefix}/{rank}" for rank in range(place.size)]
         try:
@@ -194,7 +194,7 @@ def store_gather(place: DataParallel, who: str) -> Gather | None:
 
 def _distributed() -> Any:
     """torch.distributed, if it is in use in several processes."""
-    distributed: Any = sys.modules.get("torch.distributed")
+    distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed if distributed.get_world_size() > 1 else None

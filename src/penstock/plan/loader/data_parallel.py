@@ -171,7 +171,7 @@ class DataParallel:
         return self.rank * each, (self.rank + 1) * each
 
 
-def _describe(mesh: Any, names: Sequence[str] | None, count: int) -> str:
+def _describe(mesh: object, names: Sequence[str] | None, count: int) -> str:
     """A mesh in words: its dimensions with their sizes."""
     return ", ".join(
         f"{names[axis] if names else f'dimension {axis}'}: {_size(mesh, axis, count)}"
@@ -183,7 +183,7 @@ def _size(mesh: Any, axis: int, count: int) -> int:
     return int(mesh.size() if count == 1 else mesh.size(axis))
 
 
-def _data_dimensions(mesh: Any, names: Sequence[str] | None, count: int) -> list[int]:
+def _data_dimensions(mesh: object, names: Sequence[str] | None, count: int) -> list[int]:
     """The numbers of the data-parallel dimensions, by their names."""
     if count == 1:
         return [] if names and names[0].lower() in MODEL_DIMENSIONS else [0]
@@ -211,7 +211,7 @@ def _data_dimensions(mesh: Any, names: Sequence[str] | None, count: int) -> list
 
 
 def _chosen(
-    mesh: Any, names: Sequence[str] | None, count: int, dims: Sequence[str | int]
+    mesh: object, names: Sequence[str] | None, count: int, dims: Sequence[str | int]
 ) -> list[int]:
     """The numbers of dimensions that are given by name or number, in the order of the mesh."""
     if isinstance(dims, str | int):

@@ -9,7 +9,7 @@ from penstock.core.errors import ConfigError
 from penstock.data.shards import Corpus, Document, Origin
 from penstock.plan.loader.mixture import Mixture
 from penstock.plan.loader.rewriting import Rewriting
-from penstock.plan.loader.steps import StepPlan
+from penstock.plan.loader.step_planner import StepPlan
 
 
 @final

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, final
 
 import numpy as np
 
@@ -315,7 +315,7 @@ class Extras:
         borders: list[int] = []
         reach: list[int] = []
         counts: list[int] = []
-        path_slots: list[Any] = []
+        path_slots = []
         documents: list[int] = []
         valued = [(number, tree) for number, tree in enumerate(trees) if tree is not None]
         at = 0

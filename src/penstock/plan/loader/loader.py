@@ -27,7 +27,7 @@ from penstock.plan.loader.companion import Companion
 from penstock.plan.loader.data_parallel import DataParallel, refuse_worker_process
 from penstock.plan.loader.explain import PieceOrigin, explain
 from penstock.plan.loader.extras import Extras
-from penstock.plan.loader.fetching import Fetching, StepsAhead, Traffic
+from penstock.plan.loader.fetching import Fetching, Traffic
 from penstock.plan.loader.fill import Fill
 from penstock.plan.loader.loader_keywords import LoaderKeywords
 from penstock.plan.loader.loader_settings import LoaderSettings, step_number
@@ -35,7 +35,9 @@ from penstock.plan.loader.mixture import Mixture, Sources, require_one_tokenizer
 from penstock.plan.loader.plan import Plan
 from penstock.plan.loader.standing import place_after
 from penstock.plan.loader.step_iterator import StepPipeline
-from penstock.plan.loader.steps import Step, StepPlan, StepPlanner, StepState, replay_progress
+from penstock.plan.loader.step_planner import StepPlan, StepPlanner, StepState, replay_progress
+from penstock.plan.loader.steps import Step
+from penstock.plan.loader.steps_ahead import StepsAhead
 from penstock.plan.loader.target_watch import TargetWatch
 
 
@@ -336,10 +338,7 @@ class Loader:
         any.
         """
         pairs = zip(self.mixture.sources, self._plan.rewritings, strict=True)
-        added = {
-            source.name: getattr(rewriting.objective, "added_tokens", ())
-            for source, rewriting in pairs
-        }
+        added = {source.name: rewriting.added_tokens for source, rewriting in pairs}
         return {name: max(ids) for name, ids in added.items() if ids}
 
     def new_plan(self) -> Plan:

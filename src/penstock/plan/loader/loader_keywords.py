@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
+from penstock.core.json_values import JsonMapping
 from penstock.plan.inputs.requirements import Attention, InputRequirements
 from penstock.plan.loader.companion import Companion
 from penstock.plan.packing import Packing
@@ -36,5 +37,5 @@ class LoaderKeywords(TypedDict, total=False):
     prefetch_bytes: int
     cache: str | Path | None
     cache_bytes: int | None
-    continue_from: Mapping[str, Any] | None
+    continue_from: JsonMapping | None
     first_step: int

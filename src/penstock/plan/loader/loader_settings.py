@@ -2,12 +2,13 @@
 kept.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping
 from penstock.plan.inputs.requirements import EVERYTHING, Attention, InputRequirements
 from penstock.plan.loader.companion import Companion
 from penstock.plan.loader.data_parallel import DataParallel
@@ -97,7 +98,7 @@ class LoaderSettings(PlanSettings):
     """Maximum bytes of all remote sources in that folder; beyond it, what was used least recently
     goes. Ranks of one machine share the folder, and should have the same number. None: no limit.
     """
-    continue_from: Mapping[str, Any] | None = None
+    continue_from: JsonMapping | None = None
     """Where the sources of another loader stood after one of its steps, `Step.place`: sources of
     the same name go on there, and new ones begin at their beginning. Shares, limits, objectives and
     the form of rows may be others; a dataset may have grown at its end. None: all begin at their

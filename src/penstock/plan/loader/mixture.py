@@ -270,10 +270,8 @@ class Source:
         return first, last - first
 
 
-def _as_path(given: Any) -> Any:
-    """A `Path` in place of anything else that names a folder, such as the report of `prepare`;
-    lists become tuples.
-    """
+def _as_path(given: object) -> Any:
+    """A `Path` in place of anything else that names a folder; lists become tuples."""
     if isinstance(given, (list, tuple)):
         return tuple(map(_as_path, given))
     return Path(given) if isinstance(given, os.PathLike) else given
@@ -290,7 +288,7 @@ def _shown_settings(source: Source, *without: str) -> list[tuple[str, str]]:
     return found
 
 
-def _shown_path(path: Any) -> str:
+def _shown_path(path: object) -> str:
     """A path, URL without secrets or opened dataset as text; of a list, one after another."""
     if isinstance(path, tuple):
         return ", ".join(map(_shown_path, path))

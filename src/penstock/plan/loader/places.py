@@ -19,7 +19,7 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, final
 
@@ -28,6 +28,7 @@ import numpy as np
 from penstock.core.arrays import Bool, Int64, Records
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.formats import PLACE
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.randomness import mix
 from penstock.data.shards import Corpus
 from penstock.data.shards.growth import prefix_fingerprint
@@ -95,13 +96,13 @@ class Start:
 
     step: int = 0
     """Number of its first step."""
-    place: Mapping[str, Any] | None = None
+    place: JsonMapping | None = None
     """What `Step.place` gave; None: all sources begin at their beginning."""
 
     @property
-    def described(self) -> dict[str, Any]:
+    def described(self) -> JsonObject:
         """What states say of it; nothing of a plan that begins at its beginning."""
-        found: dict[str, Any] = {"first_step": self.step} if self.step else {}
+        found: JsonObject = {"first_step": self.step} if self.step else {}
         if self.place is not None:
             text = json.dumps(self.place["sources"], sort_keys=True)
             found["continues"] = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -152,7 +153,7 @@ class Start:
 BEGINNING = Start()
 
 
-def read_place(place: Any) -> dict[str, Any]:
+def read_place(place: Any) -> JsonObject:
     """A place as `place_after` gave it, checked.
 
     Raises:
@@ -174,7 +175,7 @@ def read_place(place: Any) -> dict[str, Any]:
         ) from error
 
 
-def _read(one: Mapping[str, Any]) -> SourcePlace:
+def _read(one: JsonMapping) -> SourcePlace:
     try:
         count, text = one["seen"]
         seen = unpack(base64.b85decode(text), count, 4) if count else _NOTHING

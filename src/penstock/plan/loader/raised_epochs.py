@@ -15,7 +15,7 @@ import numpy as np
 from penstock.core.errors import StateError
 from penstock.plan.loader.mixture import Source
 from penstock.plan.loader.plan import Plan, PlanState, Window
-from penstock.plan.loader.steps import StepState
+from penstock.plan.loader.step_planner import StepState
 
 _CURE = "a new run takes its sources from where they stand: continue_from=RUN (--continue-from)"
 

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from itertools import accumulate
 from math import gcd
-from typing import Any, final
+from typing import final
 
 from penstock.core.errors import ConfigError
 from penstock.plan.loader.mixture import whole
@@ -28,7 +28,7 @@ class Ramp:
         ConfigError: It is something else, says nothing of step 0, or a number is out of range.
     """
 
-    def __init__(self, rows_per_step: Any) -> None:
+    def __init__(self, rows_per_step: object) -> None:
         given = rows_per_step if isinstance(rows_per_step, Mapping) else {0: rows_per_step}
         steps = {_step(step): whole("rows_per_step", rows) for step, rows in given.items()}
         if len(steps) < len(given) or 0 not in steps:
@@ -94,7 +94,7 @@ class Ramp:
         )
 
 
-def _step(value: Any) -> int:
+def _step(value: object) -> int:
     step = (
         int(value)
         if isinstance(value, str) and value.isdecimal()

@@ -5,7 +5,7 @@ before a document is measured and rewritten, and put back at the very beginning 
 a document, or of a part of one, is of (seed, source, epoch, document, part).
 """
 
-from typing import Annotated, Any, final
+from typing import Annotated, final
 
 import numpy as np
 
@@ -18,7 +18,15 @@ from penstock.plan.loader._document_kernels import CAUSAL, COMPILED, PYTHON
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader.mixture import Source
 from penstock.plan.objectives import Facts, Objective, Written
-from penstock.plan.objectives.objective import Causal
+from penstock.plan.objectives.objective import (
+    AddingTokens,
+    Causal,
+    Compiled,
+    NamingTasks,
+    Resolving,
+    WithTasks,
+    is_bidirectional,
+)
 from penstock.plan.sampling._kernels import ENTRY
 from penstock.tokenizers import Tokenizer
 
@@ -62,9 +70,8 @@ class Rewriting:
                 "sequence_length"
             )
         self.limit = min(self.limit, longest or self.limit)
-        program = getattr(self.objective, "program", None)
         # The array is held here, because kernels read it by address.
-        self._program: Int64 | None = None if program is None else program()
+        self._program = self.objective.program() if isinstance(self.objective, Compiled) else None
         self._framed: tuple[bool, bool] = (False, False) if self.is_causal else dataset.framed
         if " at 0x" in repr(self.objective):
             raise ConfigError(
@@ -75,7 +82,7 @@ class Rewriting:
     @property
     def bidirectional(self) -> bool:
         """Whether documents may have a prefix with tokens that see each other."""
-        return bool(getattr(self.objective, "bidirectional", False))
+        return is_bidirectional(self.objective)
 
     @property
     def runs_in_python(self) -> bool:
@@ -83,8 +90,7 @@ class Rewriting:
         return not self.is_causal and self._program is None
 
     def _resolved(self, objective: Objective) -> Objective:
-        resolve = getattr(objective, "resolve", None)
-        if resolve is None:
+        if not isinstance(objective, Resolving):
             return objective
         longest = self._dataset.longest
         facts = Facts(
@@ -93,8 +99,7 @@ class Rewriting:
             sequence_length=self.sequence_length,
             longest=min(longest, self._longest or longest),
         )
-        resolved: Objective = resolve(facts)
-        return resolved
+        return objective.resolve(facts)
 
     def _tokenizer(self) -> Tokenizer:
         tokenizer = self._dataset.loaded_tokenizer
@@ -165,25 +170,30 @@ class Rewriting:
 
     def task(self, piece: np.void) -> str:
         """The name of what is done to a piece; empty where the objective has no names."""
-        name = getattr(self.objective, "task", None)
         inner = int(self.framing(_alone(piece))[2][0])
-        return (
-            "" if name is None or not inner else str(name(inner, int(self.keys(_alone(piece))[0])))
-        )
+        if not isinstance(self.objective, WithTasks) or not inner:
+            return ""
+        return self.objective.task(inner, int(self.keys(_alone(piece))[0]))
 
     @property
     def task_names(self) -> tuple[str, ...]:
         """What `tasks` may give."""
-        return tuple(getattr(self.objective, "task_names", ())) or (self.objective.name,)
+        names = self.objective.task_names if isinstance(self.objective, NamingTasks) else ()
+        return names or (self.objective.name,)
+
+    @property
+    def added_tokens(self) -> tuple[int, ...]:
+        """Ids that its objective inserts into documents."""
+        return self.objective.added_tokens if isinstance(self.objective, AddingTokens) else ()
 
     def tasks(self, pieces: Annotated[Records, PIECE, "pieces"]) -> list[str]:
         """What is done to each piece, one of `task_names`; the first of them where nothing of it
         can be trained.
         """
         first, *others = self.task_names
-        if not others:
+        if not others or not isinstance(self.objective, WithTasks):
             return [first] * len(pieces)
-        name: Any = self.objective.task  # type: ignore[attr-defined]
+        name = self.objective.task
         inner, keys = self.framing(pieces)[2].tolist(), self.keys(pieces).tolist()
         return [
             name(length, key) if length else first for length, key in zip(inner, keys, strict=True)

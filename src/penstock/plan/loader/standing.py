@@ -9,14 +9,15 @@ import numpy as np
 
 from penstock.core.arrays import Records
 from penstock.core.formats import PLACE
+from penstock.core.json_values import JsonObject
 from penstock.plan.loader.extras import too_long_of
 from penstock.plan.loader.packed_numbers import pack
 from penstock.plan.loader.places import Seen, order_text
 from penstock.plan.loader.plan import Plan
-from penstock.plan.loader.steps import StepPlan
+from penstock.plan.loader.step_planner import StepPlan
 
 
-def place_after(plan: Plan, step: StepPlan) -> dict[str, Any]:
+def place_after(plan: Plan, step: StepPlan) -> JsonObject:
     """Where all sources stand after a step, as a dict that JSON can hold; a few kilobytes for most
     windows.
     """

@@ -23,6 +23,7 @@ import numpy as np
 from penstock.core.arrays import Int64, Records
 from penstock.core.errors import StateError
 from penstock.core.formats import LOADER_STATE
+from penstock.core.json_values import JsonObject
 from penstock.data.shards.dataset import Dataset
 from penstock.plan.loader._plan_kernels import CURSOR
 from penstock.plan.loader._target_kernels import UNTRAINED
@@ -31,7 +32,7 @@ from penstock.plan.loader.packed_numbers import pack, unpack
 from penstock.plan.loader.places import order_text
 from penstock.plan.loader.plan import Plan, PlanState
 from penstock.plan.loader.raised_epochs import moved
-from penstock.plan.loader.steps import StepState
+from penstock.plan.loader.step_planner import StepState
 from penstock.plan.sampling._kernels import SKIPPED
 
 _DIGEST_BYTES = 8
@@ -63,7 +64,7 @@ CURE = (
 )
 
 
-def _digest(*parts: Any) -> bytes:
+def _digest(*parts: object) -> bytes:
     return hashlib.blake2b(
         json.dumps(parts, default=repr).encode(), digest_size=_DIGEST_BYTES
     ).digest()
@@ -79,7 +80,7 @@ def _cuts(plan: Plan, number: int) -> Iterator[tuple[str, int]]:
         yield _DROPS, untrained.depends_on
 
 
-def describe(plan: Plan) -> dict[str, Any]:
+def describe(plan: Plan) -> JsonObject:
     """What the plan was made from: settings by name, and digests of the sources.
 
     One digest of 8 bytes is of all sources together and finds every change; after it come two bytes
@@ -107,7 +108,7 @@ def describe(plan: Plan) -> dict[str, Any]:
     names = [source.name for source in plan.mixture.sources]
     few = len(names) <= _FEW
     changes = [(change.step, sorted(change.shares.items())) for change in plan.mixture.changes]
-    settings: dict[str, Any] = {
+    settings: JsonObject = {
         name: getattr(plan.settings, name)
         for name in ("sequence_length", "rows_per_step", "seed", "packing", "window_rows")
     }
@@ -164,9 +165,7 @@ def epochs_of(plan: Plan) -> dict[str, str]:
     return _epochs_text([source.max_epochs for source in plan.mixture.sources])
 
 
-def save(
-    plan_description: dict[str, Any], epochs: dict[str, str], after: StepState
-) -> dict[str, Any]:
+def save(plan_description: JsonObject, epochs: dict[str, str], after: StepState) -> JsonObject:
     """The dict of a state between two steps; from `describe`, `epochs_of` and the state."""
     start = after.window_start
     counts = [start.skipped] if start.untrained is None else [start.skipped, start.untrained]
@@ -189,7 +188,7 @@ def _columns(records: Annotated[Records, "sources"]) -> Annotated[Int64, "source
     return np.ascontiguousarray(records).view(np.int64).reshape(len(records), -1)
 
 
-def load(plan: Plan, state: dict[str, Any], say: Callable[[str], None]) -> StepState:
+def load(plan: Plan, state: JsonObject, say: Callable[[str], None]) -> StepState:
     """The state that `save` was given.
 
     Only `max_epochs` of sources may have changed since, where that changes no row before it; `say`
@@ -223,7 +222,7 @@ def load(plan: Plan, state: dict[str, Any], say: Callable[[str], None]) -> StepS
     return found if old is None else moved(old, plan, found, say)
 
 
-def _read(plan: Plan, state: dict[str, Any]) -> StepState:
+def _read(plan: Plan, state: JsonObject) -> StepState:
     leaves_out = any(plan.untrained_parts)
     columns = 7 + (len(UNTRAINED.names or ()) if leaves_out else 0)
     numbers = unpack(base64.b85decode(state["place"]), len(plan.mixture.sources), columns)
@@ -249,7 +248,7 @@ def _read(plan: Plan, state: dict[str, Any]) -> StepState:
     )
 
 
-def _refuse_unknown(found: dict[str, Any], known: Any, inside: str) -> None:
+def _refuse_unknown(found: JsonObject, known: Any, inside: str) -> None:
     """Whatever a state says must be understood: a key that is not may be another version's, or
     another's state.
     """
@@ -262,7 +261,7 @@ def _refuse_unknown(found: dict[str, Any], known: Any, inside: str) -> None:
         )
 
 
-def _refuse_changes(plan: Plan, then: dict[str, Any], epochs: str | None) -> Plan | None:
+def _refuse_changes(plan: Plan, then: JsonObject, epochs: str | None) -> Plan | None:
     """The plan as it was, if only `max_epochs` changed; None: nothing did."""
     if not isinstance(then, dict):
         raise StateError("this is not the state of a loader: it does not say what it was made from")
@@ -291,7 +290,7 @@ def _refuse_changes(plan: Plan, then: dict[str, Any], epochs: str | None) -> Pla
 
 
 def differences(
-    plan: Plan, now: dict[str, Any], then: dict[str, Any], tell: Callable[[str, Any, Any], str]
+    plan: Plan, now: JsonObject, then: JsonObject, tell: Callable[[str, Any, Any], str]
 ) -> list[str]:
     """In what two descriptions of plans differ, in words.
 
@@ -320,7 +319,7 @@ def differences(
     return changed
 
 
-def _changed_sources(plan: Plan, then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def _changed_sources(plan: Plan, then: JsonObject, now: JsonObject) -> list[str]:
     """Which sources differ, and in what, as far as a byte for each can show."""
     before, after = (base64.b85decode(one["sources"]) for one in (then, now))
     (names, hints), (_, own_hints) = (
@@ -348,7 +347,7 @@ def _changed_sources(plan: Plan, then: dict[str, Any], now: dict[str, Any]) -> l
     return changed or ["one of the sources holds other documents or has other settings"]
 
 
-def _details(description: dict[str, Any], sources: int) -> tuple[list[str], bytes]:
+def _details(description: JsonObject, sources: int) -> tuple[list[str], bytes]:
     """The names of the sources, and a byte for each of their settings; nothing, where an older
     state has none.
     """

@@ -11,7 +11,7 @@ from typing import Annotated, final
 from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError
 from penstock.plan.loader.plan import PlanState
-from penstock.plan.loader.steps import StepState
+from penstock.plan.loader.step_planner import StepState
 
 
 @final

@@ -41,7 +41,7 @@ class Targets:
 
     def __init__(self, dataset: Corpus, rewriting: Rewriting, distances: int) -> None:
         self._dataset, self._rewriting, self._distances = dataset, rewriting, distances
-        self._weighted = bool(getattr(dataset.table, "has_spans", False))
+        self._weighted = dataset.table.has_spans
         self._record = source_records([dataset], [rewriting], _NARROW) if self._weighted else None
 
     def of(self, pieces: Annotated[Records, "pieces"]) -> Annotated[Bool, "pieces"]:
@@ -162,6 +162,6 @@ def untrained_parts(
         return None
     # Only a dataset with loss weights is asked for its longest document, which some formats must
     # search for.
-    if not getattr(dataset.table, "has_spans", False) or dataset.longest <= rewriting.limit:
+    if not dataset.table.has_spans or dataset.longest <= rewriting.limit:
         return None
     return UntrainedParts(source, dataset, rewriting, too_long, distances)

@@ -162,7 +162,7 @@ class CharacterSplitter:
         return Section.joined(made) if len(made) == len(parts) else None
 
     def _head(
-        self, tokens: Tokens, weights: Any, begin: Place, last: int
+        self, tokens: Tokens, weights: object, begin: Place, last: int
     ) -> tuple[Section | None, int]:
         """The rest of a cut token with some tokens after it, and the first token that stays as it
         is.
@@ -179,7 +179,7 @@ class CharacterSplitter:
         return None, last
 
     def _tail(
-        self, tokens: Tokens, weights: Any, first: int, end: Place
+        self, tokens: Tokens, weights: object, first: int, end: Place
     ) -> tuple[Section | None, int]:
         """The beginning of a cut token with some tokens before it, and the first token that is in
         it.

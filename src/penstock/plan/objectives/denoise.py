@@ -106,7 +106,7 @@ class Denoise:
 
     def __post_init__(self) -> None:
         for name in ("tasks", "sentinels"):
-            listed: Any = getattr(self, name)
+            listed = getattr(self, name)
             if isinstance(listed, str) or not isinstance(listed, Iterable | None):
                 raise ConfigError(f"Denoise: {name} is {listed!r}; expected a list")
         object.__setattr__(self, "tasks", tuple(self.tasks))
@@ -186,7 +186,17 @@ class Denoise:
         Raises:
             ConfigError: A name is unknown, two roles have one id, or there are too few sentinels.
         """
-        return _resolve(self, facts)
+        where = f"{facts.where}: {self.name}"
+        longest = min(facts.longest, self.document_limit(facts.sequence_length))
+        spare, resolved = self.sentinels is None, self
+        if any(isinstance(token, str) for token in self._tokens) or (
+            spare and self.worst(longest)[1]
+        ):
+            resolved = _look_up_all(self, tokenizer_of(facts, self.tokenizer, where), where)
+        elif spare:
+            resolved = replace(self, sentinels=())
+        check_capacity(resolved, longest, where)
+        return resolved
 
     def document_limit(self, sequence_length: int) -> int:
         """The longest document that fits for every task and key, at most `max_length`; 0 if none
@@ -245,7 +255,8 @@ class Denoise:
                 f"{self.name}: a document of {len(tokens)} tokens has {len(weights)} weights; "
                 "expected one each"
             )
-        program, length = self._checked_program(len(tokens)), len(tokens)
+        program, length = self.program(), len(tokens)
+        check_capacity(self, length, self.name)
         slots, prefix, reads = kernels.measure_document(program, length, np.uint64(key))
         out_tokens = np.empty(slots, np.int32)
         out_weights = np.ones(slots, np.float32)
@@ -319,8 +330,11 @@ class Denoise:
     @property
     def added_tokens(self) -> tuple[int, ...]:
         """Ids that it inserts into documents, as far as they are known."""
-        tokens = [*(self.sentinels or ()), self.input_end, *(task.mode for task in self.tasks)]
-        return tuple(token for token in tokens if isinstance(token, int))
+        return tuple(token for token in self._tokens if isinstance(token, int))
+
+    @property
+    def _tokens(self) -> list[Token | None]:
+        return [*(self.sentinels or ()), self.input_end, *(task.mode for task in self.tasks)]
 
     def task(self, length: int, key: int) -> str:
         """The name of the task that a document gets."""
@@ -332,8 +346,7 @@ class Denoise:
         Raises:
             ConfigError: Names were not looked up yet.
         """
-        tokens = [*(self.sentinels or ()), self.input_end, *(task.mode for task in self.tasks)]
-        named = [token for token in tokens if isinstance(token, str)]
+        named = [token for token in self._tokens if isinstance(token, str)]
         if named or self.sentinels is None:
             raise ConfigError(
                 f"{self.name}: {', '.join(map(repr, named[:4])) or 'the sentinels'} must be "
@@ -341,11 +354,6 @@ class Denoise:
                 "objective.resolve(facts), or give ids"
             )
         return _program(self)
-
-    def _checked_program(self, length: int) -> Int64:
-        program = self.program()
-        check_capacity(self, length, self.name)
-        return program
 
     def _task(self, length: int, key: int) -> int:
         number: int = kernels.task_number(_program(self), length, np.uint64(key))
@@ -454,20 +462,6 @@ def check_capacity(denoise: Denoise, length: int, where: str) -> None:
         f"{task!r}, and there are {have:,}; {cure}name more sentinels, or add some: penstock "
         f"tokenizer add TOKENIZER --sentinels {needed} --output DIR"
     )
-
-
-def _resolve(denoise: Denoise, facts: Facts) -> Denoise:
-    """See `Denoise.resolve`."""
-    where = f"{facts.where}: {denoise.name}"
-    longest = min(facts.longest, denoise.document_limit(facts.sequence_length))
-    tokens = [denoise.input_end, *(denoise.sentinels or ()), *(task.mode for task in denoise.tasks)]
-    spare = denoise.sentinels is None
-    if any(isinstance(token, str) for token in tokens) or (spare and denoise.worst(longest)[1]):
-        denoise = _look_up_all(denoise, tokenizer_of(facts, denoise.tokenizer, where), where)
-    elif spare:
-        denoise = replace(denoise, sentinels=())
-    check_capacity(denoise, longest, where)
-    return denoise
 
 
 def _look_up_all(denoise: Denoise, tokenizer: Tokenizer, where: str) -> Denoise:

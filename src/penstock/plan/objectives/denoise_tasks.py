@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from itertools import accumulate
 from numbers import Integral
-from typing import Any, final
+from typing import final
 
 from penstock.core.errors import ConfigError
 from penstock.plan.objectives._denoise_kernels import CAUSAL, PREFIX, SPANS
@@ -175,7 +175,7 @@ LONGEST = 1 << 22
 """Maximum tokens of a document: lengths times rates stay in 32 bits for JAX."""
 
 
-def plain_token(token: Any, role: str) -> Token:
+def plain_token(token: object, role: str) -> Token:
     """The token as an int or str; a ConfigError if it is neither an id nor a name (True and 1.5 are
     neither).
     """

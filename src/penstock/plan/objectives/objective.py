@@ -22,7 +22,7 @@ from typing import Annotated, Any, Protocol, final, runtime_checkable
 
 import numpy as np
 
-from penstock.core.arrays import Float32, Int32, Int64, UInt64
+from penstock.core.arrays import Array, Float32, Int32, Int64, UInt64
 from penstock.core.errors import ConfigError
 from penstock.core.suggestions import suggests
 
@@ -67,13 +67,8 @@ class Facts:
 class Objective(Protocol):
     """The protocol of objectives. Your own needs these four members; make it a frozen dataclass.
 
-    An objective may also have: `resolve(facts: Facts) -> Objective`, called once at set-up, to look
-    up token ids and refuse what cannot work; `task(length: int, key: int) -> str`, the name of the
-    task that a document gets, for inspection, and `task_names: tuple[str, ...]`, all such names, so
-    that metrics can separate tasks; `added_tokens: tuple[int, ...]`, the ids it inserts into
-    documents, checked against the model's vocabulary; `bidirectional: bool`, True if a `prefix` may
-    be above 0. (The built-in ones also have `program() -> int64 array | None`, which lets the
-    compiled writer replace `write`.)
+    An objective may also have what `Resolving`, `WithTasks`, `AddingTokens` and `Bidirectional`
+    ask for: a method `resolve`; a method `task`, and `task_names`; `added_tokens`; `bidirectional`.
 
     `check_objective` tests whether an objective meets the contract. Its `repr` goes into a state's
     digest, so that no run is resumed with another objective; it must contain all settings, and be
@@ -108,6 +103,66 @@ class Objective(Protocol):
             weights: [length] loss weights, if the dataset has any; None = all 1.
             key: As given to `measure`.
         """
+
+
+@runtime_checkable
+class Resolving(Objective, Protocol):
+    """An objective that is prepared for its data, once at set-up."""
+
+    def resolve(self, facts: Facts) -> Objective:
+        """The objective with token ids looked up; refuses what cannot work."""
+
+
+@runtime_checkable
+class WithTasks(Protocol):
+    """An objective that says what it does to a document, for inspection."""
+
+    def task(self, length: int, key: int) -> str:
+        """The name of the task that a document gets."""
+
+
+@runtime_checkable
+class NamingTasks(Protocol):
+    """An objective with `task` that knows all such names, so that metrics can separate tasks."""
+
+    task_names: tuple[str, ...]
+
+
+@runtime_checkable
+class AddingTokens(Protocol):
+    """An objective that inserts tokens into documents."""
+
+    added_tokens: tuple[int, ...]
+    """Their ids, checked against the model's vocabulary."""
+
+
+@runtime_checkable
+class Bidirectional(Protocol):
+    """An objective that may write a `prefix` above 0."""
+
+    bidirectional: bool
+    """Whether it does."""
+
+
+@runtime_checkable
+class OwnVocabulary(Protocol):
+    """An objective whose tokens may be of a longer tokenizer than the dataset's."""
+
+    tokenizer: str | None
+    """That tokenizer; None: the dataset's."""
+
+
+@runtime_checkable
+class Compiled(Protocol):
+    """A built-in objective that a compiled writer may execute in place of `write`."""
+
+    def program(self) -> Int64 | None:
+        """Its program; None: it has none, so `write` is called."""
+
+
+def is_bidirectional(objective: Objective) -> bool:
+    """Whether an objective may write a `prefix` above 0."""
+    return isinstance(objective, Bidirectional) and objective.bidirectional
 
 
 @suggests
@@ -257,7 +312,7 @@ def _check_written(objective: Objective, written: Written, slots: int, what: str
         objective,
         f"{what} has weights {weights!r}",
     )
-    bidirectional = bool(getattr(objective, "bidirectional", False))
+    bidirectional = is_bidirectional(objective)
     _require(
         0 <= written.prefix <= slots and (bidirectional or not written.prefix),
         objective,
@@ -266,7 +321,7 @@ def _check_written(objective: Objective, written: Written, slots: int, what: str
     )
 
 
-def _weights(written: Written) -> np.ndarray[Any, Any]:
+def _weights(written: Written) -> Array:
     return (
         np.ones(len(written.tokens), np.float32)
         if written.weights is None

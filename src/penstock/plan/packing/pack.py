@@ -3,7 +3,7 @@ plan.
 """
 
 from numbers import Integral
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -52,7 +52,7 @@ def left_in_rows(rows: int, document_limit: int) -> Annotated[Int32, "rows"]:
     return np.empty(rows if document_limit else 1, np.int32)
 
 
-def check_documents_per_row(limit: Any) -> None:
+def check_documents_per_row(limit: object) -> None:
     """Refuse what is no limit of documents.
 
     Raises:

@@ -9,16 +9,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import typer
 
 import penstock as ps
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.terminal import safe_console, visible
-from penstock.use.cli import used
 from penstock.use.cli.declared_options import Option, options, takes
 from penstock.use.cli.options import MODEL, OPENING, SAMPLING, Given
+
+if TYPE_CHECKING:
+    from penstock.learn.generation.session import ChatSession
 
 
 @final
@@ -107,34 +109,18 @@ def run(
     Example:
         penstock chat runs/chat --temperature 0.7
     """
-    actions = used.actions  # Refused before anything is read where torch is missing.
-    model, opening = settings.pop("model"), actions.take_opening(settings)
-    found = used.run_folder.RunFolder.open(model)
-    own = {"max_tokens": None, "min_tokens": 1, **actions.own_sampling(found)}
-    sampling = actions.sampling_of(settings, own)
-    writer = used.opening.load_writer(found, **opening, slots=1)
-    written = (
-        writer.template
-        if template is None
-        else ps.chat.load_template(template, tokenizer=writer.tokenizer)
-    )
-    if written is None:
-        raise ConfigError(
-            f"{model}: has no chat template; use penstock generate, or give --template"
-        )
-    images = None if writer.images is None else writer.images.within("")
-    session = ps.generation.ChatSession(
-        writer.engine, written, sampling=sampling, system=system, images=images
-    )
-    if image and images is None:
+    model = settings.pop("model")
+    trained = ps.open_run(model)
+    session = trained.session(system=system, template=template, **settings)
+    if image and not session.reads_images:
         raise ConfigError(f"{model}: the model reads no images; leave out --image")
     if sys.stdin.isatty() and sys.stdout.isatty():
-        Terminal(session, writer, image or ()).run()
+        Terminal(session, trained, image or ()).run()
     else:
         _answer_lines(session, image or ())
 
 
-def _answer_lines(session: Any, images: Sequence[str]) -> None:
+def _answer_lines(session: "ChatSession", images: Sequence[str]) -> None:
     """Answer one message per input line. Replies go to standard output, notes to standard error."""
     for line in sys.stdin:
         message = line.rstrip("\n")
@@ -153,21 +139,17 @@ def _answer_lines(session: Any, images: Sequence[str]) -> None:
 class Terminal:
     """An interactive conversation: reads messages and commands, streams replies, shows notes."""
 
-    def __init__(self, session: Any, writer: Any, images: Sequence[str] = ()) -> None:
-
-        self._session, self._writer = session, writer
+    def __init__(self, session: "ChatSession", trained: ps.Run, images: Sequence[str] = ()) -> None:
+        self._session, self._trained = session, trained
         self._attached = [*images]
         self._console = safe_console()
 
     def run(self) -> None:
         """Chat until the user leaves."""
-        writer, step = (
-            self._writer,
-            "" if self._writer.step is None else f", step {self._writer.step:,}",
-        )
+        step = "" if self._trained.step is None else f", step {self._trained.step:,}"
         self._console.print(
-            f"[bold]{_escaped(writer.name)}[/]{step}, context of "
-            f"{writer.engine.context_length:,} tokens"
+            f"[bold]{_escaped(self._trained.name)}[/]{step}, context of "
+            f"{self._session.context_length:,} tokens"
         )
         self._note(f"{' '.join(name.split()[0] for name in COMMANDS)} · Ctrl-C stops a reply")
         while (message := self._read()) is not None:
@@ -217,8 +199,8 @@ class Terminal:
 
     def _attach(self, image: str) -> None:
         """Send an image with the next message."""
-        if self._writer.images is None:
-            self._warn(f"{self._writer.name} reads no images")
+        if not self._session.reads_images:
+            self._warn(f"{self._trained.name} reads no images")
         elif "://" not in image and not Path(image).is_file():
             self._warn(f"{image}: there is no such file")
         else:
@@ -267,7 +249,7 @@ class Terminal:
         """Print a reply as it streams, until it ends or the user interrupts it."""
         if reply.prompt.tokens_dropped:
             self._note(_dropped(reply))
-        label = f"{self._writer.name} › "
+        label = f"{self._trained.name} › "
         self._console.print(f"[bold green]{_escaped(label)}[/]", end="")
         wrapping = Wrapping(self._console.width, len(label))
         for piece in reply:

@@ -170,7 +170,7 @@ def project(
 @takes(
     settings=(
         options(
-            "use.config.teachers.cache_teacher",
+            "use.config.teacher_cache.cache_teacher",
             output=Option(metavar="DIR"),
             model=Option(flag="--teacher", metavar="MODEL"),
             number=Option(),
@@ -206,7 +206,7 @@ def cache(
     if "threads" in opening:
         torch.set_num_threads(opening["threads"])
     output = settings["output"]
-    found = used.teachers.cache_teacher(
+    found = used.teacher_cache.cache_teacher(
         used.config.load_run(run_file, assignments or []),
         run_file=run_file,
         device=used.distributed.local_device(opening.get("device", "auto")),

@@ -2,15 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import penstock as ps
 from penstock.core.errors import ConfigError
+from penstock.core.folders import is_url
 from penstock.use.cli import used
 from penstock.use.cli.declared_options import options, takes
 from penstock.use.cli.options import MODEL, OPENING, AsJson, Given
+
+if TYPE_CHECKING:
+    from penstock.learn.evaluation.tasks import TaskSettings
 
 
 @takes(
@@ -79,22 +83,19 @@ def run(
     """
     if not data and not task:
         raise ConfigError("nothing to measure: give --data DATASET, --task NAME, or both")
-    tasks = _settings(task or [], task_data or [], settings)
-    output = given.pop("output", None)
-    figures, scores = used.actions.evaluate(
-        lambda: used.opening.load_opened(given.pop("model"), **given),
-        data or [],
-        tasks,
-        None if output is None else Path(output),
-        given.pop("rows", None),
+    figures = ps.open_run(given.pop("model")).evaluate(
+        # A path is the place of data, whatever its name.
+        *(one if is_url(one) else Path(one) for one in data or ()),
+        *_tasks(task or [], task_data or [], settings),
+        **given,
     )
     if as_json:
         print(json.dumps(figures))
     else:
-        _print(figures["results"], scores)
+        _print(figures["results"], figures.get("tasks", []))
 
 
-def _settings(names: list[str], places: list[str], options: Given) -> list[Any]:
+def _tasks(names: list[str], places: list[str], options: Given) -> "list[TaskSettings]":
     """The settings of each requested task.
 
     Raises:
@@ -108,13 +109,11 @@ def _settings(names: list[str], places: list[str], options: Given) -> list[Any]:
                 f"--task-data {one}: expected NAME=PATH, with a NAME that --task also gives"
             )
         data[name] = path
-    return [
-        used.tasks.TaskSettings(name=name, data=data.get(name), **options)
-        for name in dict.fromkeys(names)
-    ]
+    make = ps.evaluation.TaskSettings
+    return [make(name=name, data=data.get(name), **options) for name in dict.fromkeys(names)]
 
 
-def _print(losses: list[dict[str, Any]], scores: list[Any]) -> None:
+def _print(losses: list[dict[str, Any]], scores: list[dict[str, Any]]) -> None:
 
     console = ps.inspection.make_console()
     if losses:
@@ -122,7 +121,9 @@ def _print(losses: list[dict[str, Any]], scores: list[Any]) -> None:
     if losses and scores:
         console.print()
     if scores:
-        console.print(used.evaluation_results.table(scores))
+        console.print(
+            used.evaluation_results.table([ps.evaluation.Results.from_json(one) for one in scores])
+        )
 
 
 def _loss_table(results: list[dict[str, Any]]) -> Any:

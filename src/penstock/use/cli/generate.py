@@ -3,16 +3,18 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import penstock as ps
 from penstock.core.errors import RecordError
 from penstock.core.terminal import visible
-from penstock.use.cli import used
 from penstock.use.cli.declared_options import Option, options, takes
 from penstock.use.cli.options import MODEL, OPENING, SAMPLING, AsJson, Given
+
+if TYPE_CHECKING:
+    from penstock.use.runs.generating import SampledText
 
 
 @takes(
@@ -58,24 +60,19 @@ def run(
     Example:
         penstock generate runs/first --prompt 'The wheel' -n 3 --max-tokens 40
     """
-    actions = used.actions  # Refused before anything is read where torch is missing.
-    opening = actions.take_opening(settings)
+    trained = ps.open_run(settings.pop("model"))
     texts = settings.pop("prompt", ())
     prompts = [*texts, *([_read(file)] if file is not None else [])] or [""]
-    found = used.run_folder.RunFolder.open(settings.pop("model"))
-    asked = actions.ask(prompts, num, actions.sampling_of(settings, actions.own_sampling(found)))
-    writer = used.opening.load_writer(found, **opening, slots=min(len(asked), actions.MOST_AT_ONCE))
-    ids = actions.prompt_ids(writer, asked)
-    ways = [way for _, way in asked]
     if as_json:
-        _print_json(writer, asked, writer.engine.generate_all(ids, ways))
-    elif len(asked) == 1:
-        _show(asked[0][0])
-        for event in writer.engine.generate(ids, ways):
-            _show(event.text)
+        _print_json(trained, trained.sample(prompts, samples=num, **settings))
+    elif len(prompts) * num == 1:
+        pieces = trained.stream(prompts[0], **settings)
+        _show(prompts[0])
+        for piece in pieces:
+            _show(piece)
         print()
     else:
-        _print_texts(asked, writer.engine.generate_all(ids, ways))
+        _print_texts(trained.sample(prompts, samples=num, **settings))
 
 
 def _read(file: Path) -> str:
@@ -91,31 +88,31 @@ def _show(text: str) -> None:
     print(visible(text, lines=True) if sys.stdout.isatty() else text, end="", flush=True)
 
 
-def _print_texts(asked: list[tuple[str, Any]], written: list[Any]) -> None:
-
+def _print_texts(written: "list[SampledText]") -> None:
     console = ps.inspection.make_console()
-    for number, ((prompt, way), found) in enumerate(zip(asked, written, strict=True), 1):
+    for number, one in enumerate(written, 1):
         console.rule(
-            f"{number} of {len(asked)}, seed {way.seed}, {len(found.tokens)} tokens",
+            f"{number} of {len(written)}, seed {one.seed}, {len(one.tokens)} tokens",
             style="dim",
             align="left",
         )
-        _show(prompt + found.text)
+        _show(one.prompt + one.text)
         print()
 
 
-def _print_json(writer: Any, asked: list[tuple[str, Any]], written: list[Any]) -> None:
-
+def _print_json(trained: ps.Run, written: "list[SampledText]") -> None:
     texts = [
         {
-            "prompt": prompt,
-            "text": found.text,
-            "finish_reason": found.finish_reason,
-            "seed": way.seed,
-            "tokens": list(found.tokens),
+            "prompt": one.prompt,
+            "text": one.text,
+            "finish_reason": one.finish_reason,
+            "seed": one.seed,
+            "tokens": list(one.tokens),
         }
-        for (prompt, way), found in zip(asked, written, strict=True)
+        for one in written
     ]
     print(
-        json.dumps({"model": writer.name, "step": writer.step, "texts": texts}, ensure_ascii=False)
+        json.dumps(
+            {"model": trained.name, "step": trained.step, "texts": texts}, ensure_ascii=False
+        )
     )

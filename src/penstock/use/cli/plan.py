@@ -7,11 +7,7 @@ from typing import Annotated
 import typer
 
 import penstock as ps
-from penstock.use.cli import used
 from penstock.use.cli.options import AsJson, Assignments
-
-STEPS = 100
-"""Steps that are planned of a run file that says nothing of them."""
 
 
 def run(
@@ -41,16 +37,7 @@ def run(
     Example:
         penstock plan run.yaml --steps 20
     """
-    run_file = used.config.run_file_of(run_file)
-    data = used.config.load_data(run_file, assignments or [])
-    start = used.run_file.written_start(run_file, assignments or [])
-    if steps is None:
-        written = used.run_file.written_steps(run_file, assignments or [])
-        steps = STEPS if written is None else max(1, written - start.step)
-    loader = used.config.make_loader(
-        data, run_file=run_file, data_parallel=(0, data.loader.ramp.divisor), **start.arguments
-    )
-    report = ps.inspection.dry_run(loader, steps)
+    report = ps.plan_run(run_file, steps=steps, assignments=assignments or ())
     if as_json:
         more = {"padding_share": report.padding_share, "warnings": report.warnings}
         print(json.dumps({**dataclasses.asdict(report), **more}))

@@ -1,11 +1,10 @@
 """`penstock plot`: training curves of one or several runs."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from penstock.use.cli import used
+import penstock as ps
 from penstock.use.cli.declared_options import Option, options, takes
 from penstock.use.cli.options import Given
 
@@ -33,8 +32,4 @@ def run(
     Example:
         penstock plot runs/first runs/second -o curves.html
     """
-    first = Path(runs[0])
-    default = (first.parent if first.is_file() else first) / "curves.html"
-    output, over = settings.get("output", default), settings.get("over", "step")
-    drawn = used.curves.View(**view)
-    print(used.curve_picture.plot_runs(runs, output, over=over, view=drawn))
+    print(ps.training.plot_runs(runs, **settings, view=ps.training.View(**view)))

@@ -115,12 +115,10 @@ def run(
         penstock prepare stories.jsonl -t tokenizer -o data/stories --validation 0.1
         penstock prepare chats.jsonl -t tokenizer --template chatml -o data/chats
     """
-    report = ps.prepare(
-        **settings,
-        **_chat(chat, config, chat_config, assignments or []),
-        progress=not quiet,
+    prepared = ps.prepare(
+        **settings, **_chat(chat, config, chat_config, assignments or []), progress=not quiet
     )
-
+    report = prepared.report
     if as_json:
         for line in report.warnings():
             print(f"penstock: {visible(line, lines=True)}", file=sys.stderr)

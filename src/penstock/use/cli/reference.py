@@ -1,15 +1,15 @@
 """`penstock reference`: store a reference model's log-probabilities next to the data."""
 
-from penstock.use.cli import used
+import penstock as ps
 from penstock.use.cli.declared_options import Option, options, takes
-from penstock.use.cli.options import Given
+from penstock.use.cli.options import MODEL, Given
 
 
 @takes(
     settings=(
+        MODEL,
         options(
-            "use.runs.reference.cache_reference",
-            model=Option(argument=True, metavar="RUN"),
+            "use.runs.run.Run.reference",
             data=Option(argument=True, metavar="DATASET"),
             output=Option(metavar="FOLDER"),
             column=Option(metavar="NAME"),
@@ -27,6 +27,7 @@ def run(*, settings: Given) -> None:
     Example:
         penstock reference runs/first data/chats -o data/chats-with-reference
     """
-    found = used.reference.cache_reference(**settings)
+    output = settings["output"]
+    found = ps.open_run(settings.pop("model")).reference(**settings)
     column = settings.get("column", "reference_log_probabilities")
-    print(f"{settings['output']}: {len(found):,} documents with the column {column}")
+    print(f"{output}: {len(found):,} documents with the column {column}")

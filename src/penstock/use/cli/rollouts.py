@@ -5,7 +5,6 @@ learns from.
 from pathlib import Path
 
 import penstock as ps
-from penstock.use.cli import used
 from penstock.use.cli.declared_options import Option, options, takes
 from penstock.use.cli.options import MODEL, OPENING, Given
 
@@ -41,8 +40,7 @@ def run(*, settings: Given) -> None:
             --samples 4 --max-tokens 32 -o data/rollouts
     """
     output = settings["output"]
-    prompts = [*used.rollouts.read_records(settings.pop("prompts"))]
-    found = ps.open_run(settings.pop("model")).rollouts(prompts, **settings)
+    found = ps.open_run(settings.pop("model")).rollouts(**settings)
     print(f"{output}: {found}")
     for prompt, answer, judged in found.examples:
         print(f"  {judged:g}  {prompt!r:.60} → {answer!r:.60}")

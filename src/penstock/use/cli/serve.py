@@ -3,6 +3,11 @@
 import penstock as ps
 from penstock.use.cli.declared_options import Option, options, takes
 from penstock.use.cli.options import MODEL, OPENING, Given
+from penstock.use.serving.settings import ServeSettings
+
+_DEFAULT = ServeSettings()
+_LIMITS = "Limits"
+
 
 _SETTINGS = "use.serving.settings.ServeSettings"
 

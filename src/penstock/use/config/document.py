@@ -11,6 +11,7 @@ from typing import Any, final
 import yaml
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.core.yaml_files import DEEPEST, parse_yaml, read_yaml
 from penstock.data.shards.opening import corpus_name
 
@@ -25,7 +26,7 @@ class Document:
 
     name: str
     """The file's name in error messages."""
-    values: dict[str, Any]
+    values: JsonObject
     """Mappings, lists and scalars."""
     lines: dict[Place, int]
     """Line (from 1) of every key and list entry in the file."""
@@ -121,7 +122,7 @@ def override(document: Document, assignments: list[str]) -> Document:
                 f"--set {shortened(assignment)}: expected key=value, such as data.loader.seed=7"
             )
         node, value = parse_yaml(text, f"--set {shortened(assignment)}: the value", lines=False)
-        holder: Any = values
+        holder = values
         *parents, last = path.split(".")
         if len(parents) >= DEEPEST:
             raise ConfigError(
@@ -143,7 +144,7 @@ def override(document: Document, assignments: list[str]) -> Document:
     return Document(document.name, values, document.lines, assigned)
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     """A deep copy in which aliases (YAML's `*name`) are separate copies, so that setting one does
     not change others.
     """
@@ -152,7 +153,7 @@ def _copied(value: Any) -> Any:
     return [_copied(entry) for entry in value] if isinstance(value, list) else value
 
 
-def _key(holder: Any, part: str, assignment: str) -> str | int:
+def _key(holder: object, part: str, assignment: str) -> str | int:
     """The key or index that `part` means in `holder`."""
     if isinstance(holder, dict):
         return part
@@ -172,7 +173,7 @@ def _key(holder: Any, part: str, assignment: str) -> str | int:
     )
 
 
-def _entry_name(entry: Any) -> str:
+def _entry_name(entry: object) -> str:
     if not isinstance(entry, dict):
         return ""
     path = entry.get("path")

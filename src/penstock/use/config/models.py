@@ -30,7 +30,8 @@ from pydantic import (
 
 from penstock.core.errors import ConfigError
 from penstock.data.prepare.chat_settings import GROUPS, ChatSettings
-from penstock.learn.training.settings import EvaluatorSettings, TrainSettings
+from penstock.learn.training.evaluator_settings import EvaluatorSettings
+from penstock.learn.training.settings import TrainSettings
 from penstock.plan.loader.mixture import Source
 from penstock.plan.loader.plan_settings import PlanSettings
 from penstock.use.config.document import Document, Place
@@ -64,7 +65,7 @@ class.
 """
 
 
-def _no_truth(value: Any) -> Any:
+def _no_truth(value: object) -> Any:
     """Refuse true and false, which Python takes for 1 and 0. The error text names what was
     expected.
     """
@@ -114,7 +115,7 @@ def model_of(settings: type) -> type[BaseModel]:
     return model
 
 
-def build(value: Any, document: Document, place: Place = ()) -> Any:
+def build(value: object, document: Document, place: Place = ()) -> Any:
     """The settings instance for a checked model.
 
     Raises:
@@ -183,7 +184,7 @@ def _given_fields(settings: type) -> list["dataclasses.Field[Any]"]:
     return [field for field in dataclasses.fields(settings) if field.init]
 
 
-def _checked_type(hint: Any) -> Any:
+def _checked_type(hint: object) -> Any:
     """The type that pydantic checks for a field: settings classes become models, sequences become
     lists.
     """

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import ConfigError, FormatError
+from penstock.core.json_values import JsonObject
 from penstock.core.yaml_files import write_yaml
 from penstock.data.prepare.chat_settings import ChatSettings
 from penstock.learn.distillation.settings import DistillationSettings
@@ -205,7 +206,7 @@ def written_start(path: str | Path, assignments: Sequence[str] = ()) -> Start:
     return BEGINNING if asked is None else begin_from(asked, lambda _: None).start
 
 
-def run_schema() -> dict[str, Any]:
+def run_schema() -> JsonObject:
     """The JSON Schema (draft 2020-12) of a run file."""
     schema = model_of(RunSettings).model_json_schema()
     return {
@@ -298,7 +299,7 @@ class _Section:
 def load_chat_settings(
     path: str | Path | None,
     assignments: Sequence[str] = (),
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> ChatSettings:
     """Chat settings; each argument overrides the ones before it.
 
@@ -324,7 +325,7 @@ def load_chat_settings(
 
 
 def load_chat_section(
-    path: str | Path, assignments: Sequence[str] = (), options: Mapping[str, Any] | None = None
+    path: str | Path, assignments: Sequence[str] = (), options: Mapping[str, object] | None = None
 ) -> ChatSettings:
     """Chat settings from the section `chat` of a run file. Other sections are not read.
 

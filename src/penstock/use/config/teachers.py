@@ -1,23 +1,17 @@
-"""The teachers of a run file's section `teacher`, opened for training; and the cache of a teacher's
-answers.
-
-The cache is made by the run's own loader, which passes over each document once.
-"""
+"""The teachers of a run file's section `teacher`, opened for training."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from penstock.core.errors import ConfigError
 from penstock.data.shards import Corpus
-from penstock.learn.distillation.cache_writer import write_cache
 from penstock.learn.distillation.cached_teacher import CachedTeacher
 from penstock.learn.distillation.distiller import Distiller, OpenTeacher, wanted_of
-from penstock.learn.distillation.outputs import Wanted
 from penstock.learn.distillation.process_teacher import ProcessTeacher
 from penstock.learn.distillation.projection import Projection, project
 from penstock.learn.distillation.settings import DistillationSettings, TeacherSettings
@@ -27,10 +21,9 @@ from penstock.learn.training import RunFolder
 from penstock.models import PackedRows
 from penstock.models.saving import load_model
 from penstock.tokenizers.loading import load_tokenizer
-from penstock.use.config.run_file import DataSettings, RunSettings, make_loader, open_sources
+from penstock.use.config.run_file import DataSettings
 
 if TYPE_CHECKING:
-    from penstock.learn.distillation.cache_format import CacheManifest
     from penstock.learn.distillation.teachers import Teacher
     from penstock.models import LanguageModel
     from penstock.tokenizers import Tokenizer
@@ -97,7 +90,7 @@ def open_teachers(
 def student_tokenizer(data: DataSettings) -> "Tokenizer":
     """The tokenizer stored with the sources."""
     for source in data.sources:
-        found: Tokenizer | None = getattr(source.path, "loaded_tokenizer", None)
+        found = source.open().loaded_tokenizer
         if found is not None:
             return found
     raise ConfigError(
@@ -272,118 +265,3 @@ def _teacher(
         return ProcessTeacher(load, wanted, threads=settings.threads, device=device, packed=packed)
 
     return ModelTeacher(load_model(run.model, device), tokenizer, wanted, packed=packed)
-
-
-TOP_K = 64
-"""Tokens stored per prediction if neither the loss nor the caller sets a number."""
-ROWS_AT_ONCE = 8
-"""Rows per step of the pass. Only affects where a killed pass resumes, not the contents of the
-cache.
-"""
-
-
-def cache_teacher(
-    settings: RunSettings,
-    output: str | Path,
-    *,
-    run_file: str = "run file",
-    number: int = 0,
-    model: str | None = None,
-    top_k: int | None = None,
-    temperature: float | None = None,
-    precision: Literal["float16", "float32"] = "float16",
-    device: "torch.device | str" = "cpu",
-    progress: bool = False,
-) -> "CacheManifest":
-    """Write a teacher's predictions for all documents of a run's sources to a cache.
-
-    Args:
-        settings: Of the run file. The rows are those of training.
-        output: Folder of the cache.
-        run_file: Its name, for errors.
-        number: Index of the teacher in the section `teacher`.
-        model: A run or a transformers model, used instead of that teacher's.
-        top_k: Tokens stored per distribution; None: the loss's `top_k`, or `TOP_K`.
-        temperature: Of the log-probabilities; None: the loss's.
-        precision: Of the stored log-probabilities.
-        device: Device of the teacher.
-        progress: Show a progress bar.
-
-    Raises:
-        ConfigError: There is no such teacher, or its rows cannot be cached.
-        IsolationError: Rows hold several documents, and the teacher's model does not isolate them.
-        OutputError: The folder contains something else.
-    """
-    chosen = _choose(settings, run_file, number, model)
-    if settings.teacher is not None and top_k is None:
-        _refuse_all_tokens(chosen, f"{run_file}: teacher.teachers.{number}")
-    wanted = Wanted(
-        temperature=chosen.loss.temperature if temperature is None else temperature,
-        top_k=top_k or chosen.loss.top_k or TOP_K,
-        boundary=True,
-    )
-    data = open_sources(settings.data, run_file)
-    run, student = open_teacher_run(chosen), student_tokenizer(data)
-    network, tokenizer = load_teacher(run.model, run.tokenizer, str(device))
-    text = teacher_text(chosen, student, tokenizer, run.context_length)
-    loader = make_loader(
-        replace(
-            data,
-            sources=[replace(source, max_epochs=1) for source in data.sources],
-            loader=replace(data.loader, rows_per_step=ROWS_AT_ONCE),
-        ),
-        run_file=run_file,
-        threads=1,
-        companion=TeacherRows(student, [text]),
-    )
-    return write_cache(
-        loader,
-        ModelTeacher(network, tokenizer, wanted, packed=packed_rows(text, student, data)),
-        output,
-        tokenizer=tokenizer,
-        wanted=wanted,
-        name=run.path.resolve().name,
-        weights=run.fingerprint(),
-        precision=precision,
-        max_tokens=text.max_tokens,
-        progress=progress,
-    )
-
-
-def _refuse_all_tokens(chosen: TeacherSettings, where: str) -> None:
-    """Refuse to make a cache that the same run file could not train with."""
-    loss = chosen.loss
-    if loss.kind in ("h_kl", "uld"):
-        raise ConfigError(
-            f"{where}: loss {loss.kind} needs full distributions, which a cache does not "
-            "store; use p_kl with top_k, or alm"
-        )
-    if loss.kind != "alm" and loss.top_k is None:
-        raise ConfigError(
-            f"{where}: loss {loss.kind} uses all tokens, but a cache stores only some of each "
-            f"distribution; set loss.top_k there ({TOP_K} suits most), or set top_k for "
-            "another run file"
-        )
-
-
-def _choose(
-    settings: RunSettings, run_file: str, number: int, model: str | None
-) -> TeacherSettings:
-    """The settings of the chosen teacher, which must have a model."""
-    teachers = [] if settings.teacher is None else list(settings.teacher.teachers)
-    if not teachers and model is not None:
-        return TeacherSettings(model=model)
-    if number >= len(teachers):
-        raise ConfigError(
-            f"{run_file}: has {len(teachers)} teachers, so there is no number {number}; give "
-            "a teacher, or a section teacher"
-        )
-    chosen = teachers[number]
-    if model is not None:
-        return replace(chosen, model=model, cache=None)
-    if chosen.model is None:
-        raise ConfigError(
-            f"{run_file}: teacher.teachers.{number} reads from a cache; give the teacher, the "
-            "model to make one with"
-        )
-    return chosen

@@ -6,16 +6,16 @@ run's folder is created only after all of them succeed. A dry run does the same 
 reads the checkpoint that it would resume, and writes nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
-import numpy as np
 import torch
 
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.folders import check_unlocked
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.urls import shown_urls
 from penstock.core.yaml_files import parse_yaml, read_yaml, write_yaml
 from penstock.learn.training import RunFolder, Trainer, TrainSettings
@@ -38,14 +38,12 @@ from penstock.learn.training.run_folder import (
 from penstock.learn.training.run_state import count_steps
 from penstock.models import ModelSettings, merge_lora, use_recurrent
 from penstock.models.building import HUGGING_FACE, build_model
-from penstock.models.facts import facts_of, with_facts
+from penstock.models.facts import with_facts
 from penstock.models.lora.lora import add_lora, remove_lora
-from penstock.models.recurrent.choice import recurrent_operations
 from penstock.models.saving import load_model
 from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader import Companion
 from penstock.plan.loader.agreement import check_values
-from penstock.plan.loader.loader import Loader
 from penstock.use.config.run_file import DataSettings, RunSettings, make_loader, open_sources
 from penstock.use.config.teachers import open_teachers
 from penstock.use.config.vocabularies import (
@@ -57,7 +55,6 @@ from penstock.use.config.vocabularies import (
 from penstock.use.inspection.targets import target_warnings
 
 if TYPE_CHECKING:
-    from penstock.learn.distillation.distiller import Distiller
     from penstock.learn.training.distributed import Ranks
     from penstock.models import LanguageModel
 
@@ -77,7 +74,7 @@ class Given:
     """Fields that rows must have in addition to the model's."""
     companion: Companion | None = None
     """Makes additional data for each row; see `Loader`."""
-    filling: Mapping[str, Any] = field(default_factory=lambda: {"threads": FILLING_THREADS})
+    filling: JsonMapping = field(default_factory=lambda: {"threads": FILLING_THREADS})
     """Loader settings that do not affect the rows: threads, prefetch and so on."""
 
 
@@ -96,7 +93,7 @@ def make_trainer(
     output: Path | None,
     resume: bool,
     ranks: "Ranks",
-    say: Any,
+    say: Callable[[str], None],
     dry_run: bool = False,
     given: Given = NOTHING,
 ) -> "Trainer":
@@ -160,7 +157,7 @@ def make_trainer(
         return trainer
     with in_step():
         if ranks.is_first and not dry_run:
-            facts = facts_of(trainer.model).with_data(datasets, say)
+            facts = trainer.model.facts.with_data(datasets, say)
             begin_run(
                 output,
                 text,
@@ -190,7 +187,11 @@ def _common(settings: RunSettings) -> dict[str, str]:
 
 
 def _continued(
-    settings: RunSettings, output: Path | None, resume: bool, ranks: "Ranks", say: Any
+    settings: RunSettings,
+    output: Path | None,
+    resume: bool,
+    ranks: "Ranks",
+    say: Callable[[str], None],
 ) -> "Continued | None":
     """What the run takes, or has taken when it began, from another run; None: nothing.
 
@@ -211,7 +212,7 @@ def _continued(
 
 
 def _found_beginning(
-    settings: RunSettings, output: Path | None, resume: bool, say: Any
+    settings: RunSettings, output: Path | None, resume: bool, say: Callable[[str], None]
 ) -> "Continued | None":
     asked = None if settings.training is None else settings.training.beginning
     if resume and output is not None and (output / RUN_FILE).is_file():
@@ -245,7 +246,11 @@ def _with_beginning(
 
 
 def _with_rate(
-    settings: RunSettings, text: str, given: Given, continued: "Continued | None", say: Any
+    settings: RunSettings,
+    text: str,
+    given: Given,
+    continued: "Continued | None",
+    say: Callable[[str], None],
 ) -> tuple[RunSettings, str]:
     """Settings and run file with the learning rate that is chosen where none is set.
 
@@ -282,10 +287,10 @@ def _make_parts(
     output: Path | None,
     resume: bool,
     ranks: "Ranks",
-    say: Any,
+    say: Callable[[str], None],
     given: Given,
     continued: "Continued | None",
-) -> dict[str, Any]:
+) -> JsonObject:
     """What a trainer is made of. The datasets of `settings.data` must be open. Writes nothing.
 
     Ranks do not talk to each other here: any of them may fail.
@@ -426,7 +431,7 @@ def _make_model(
     model: ModelSettings | str,
     training: TrainSettings,
     device: "torch.device",
-    say: Any,
+    say: Callable[[str], None],
     *,
     merged: bool = True,
 ) -> "LanguageModel":
@@ -458,70 +463,3 @@ def _trained_model(path: str, device: "torch.device", *, merged: bool = True) ->
     for weight in model.parameters():
         weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
     return model
-
-
-def describe(trainer: "Trainer", model: ModelSettings | str | None) -> list[tuple[str, str]]:
-    """Summary of a run as (name, value): parameters, memory, tokens, steps."""
-    parameters = sum(p.numel() for p in trainer.model.parameters())
-    # A frozen weight has no gradient and no optimiser state: 4 bytes instead of 16.
-    memory = sum(p.numel() * (16 if p.requires_grad else 4) for p in trainer.model.parameters())
-    held = trainer.reference_parameters
-    if trainer.settings.shard:
-        memory //= trainer.ranks.place.size
-    loader: Loader = trainer.loader
-    if model is None and trainer.settings.beginning is not None:
-        model = f"that of {trainer.settings.beginning.run}"
-    plan = loader.settings
-    first = loader.start.step
-    slots = plan.sequence_length * loader.rows_before(trainer.steps)
-    of_step = (
-        "" if len(plan.ramp.phases) > 1 else f", {plan.sequence_length * plan.ramp.largest:,} slots"
-    )
-    way = _packing_way(trainer) if loader.needs_isolation else ""
-    recurrent = recurrent_operations(trainer.model)
-    return [
-        (
-            "model",
-            f"{model.layers} layers of {model.width}"
-            if isinstance(model, ModelSettings)
-            else str(model),
-        ),
-        ("parameters", f"{parameters:,}"),
-        ("weights, gradients, optimiser", f"{memory / 1e6:,.1f} MB a rank"),
-        ("rows", f"{plan.ramp} of {plan.sequence_length} slots a step{of_step}"),
-        (
-            "steps",
-            f"{f'{first + 1:,} to ' if first else ''}{trainer.steps:,}, at most {slots:,} tokens",
-        ),
-        *([("documents of a row", way)] if way else []),
-        *([("recurrent operations", recurrent.describe())] if recurrent.backends else []),
-        *([("reference model", f"{4 * held / 1e6:,.1f} MB a rank")] if held else []),
-        *([] if trainer.distiller is None else [("teachers", _teachers(trainer.distiller))]),
-        ("ranks", f"{trainer.ranks.place.size}, on {trainer.ranks.device}{_shared(trainer.ranks)}"),
-        ("bits", ", ".join(f"{name} {value}" for name, value in trainer.bits.items())),
-    ]
-
-
-def _packing_way(trainer: "Trainer") -> str:
-    """How rows of several documents run, and what the first row costs more than one pass."""
-    model: Any = trainer.model
-    way: str = model.packing(trainer.loader.settings.sequence_length).way
-    # Only models of transformers may. Where they do not, the plan need not be replayed.
-    if not getattr(model, "runs_several_passes", False):
-        return way
-    pieces = trainer.loader.explain(trainer.loader.step, row=0)
-    begins = np.array([piece.begin for piece in pieces], np.int64)
-    ends = begins + np.array([piece.num_tokens for piece in pieces], np.int64)
-    return f"{way} (the first row: {model.packing_cost(begins, ends)})"
-
-
-def _shared(ranks: "Ranks") -> str:
-    return f"; {ranks.context.size} share each row" if ranks.context.size > 1 else ""
-
-
-def _teachers(distiller: "Distiller") -> str:
-    """The teachers with their losses, in one line."""
-    named = (one.settings for one in distiller.teachers)
-    return ", ".join(
-        f"{one.model or one.cache} ({one.loss.kind}, weight {one.weight:g})" for one in named
-    )

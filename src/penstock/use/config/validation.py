@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, Union, final, get_args, get_origin
 from pydantic import BaseModel, Discriminator, Field, Tag, create_model
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping
 from penstock.core.suggestions import NEAR, OTHER_NAMES, closest, did_you_mean, listed_under
 from penstock.models.own_code import load_own_code
 from penstock.plan.objectives import CausalLM, PrefixLM, SpanCorruption
@@ -37,7 +38,7 @@ class OwnObjective:
 
     function: str
     """`module:name` or `path/to/file.py:name` of a class or function that makes the objective."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: JsonMapping = field(default_factory=dict)
     """What it is called with."""
 
 
@@ -94,11 +95,11 @@ def kind_model(settings: type, model: type[BaseModel]) -> type[BaseModel]:
     return made
 
 
-def told_apart(kinds: Sequence[tuple[type, type[BaseModel]]], others: Sequence[Any]) -> Any:
+def told_apart(kinds: Sequence[tuple[type, type[BaseModel]]], others: Sequence[object]) -> Any:
     """The type of a place that holds one of several kinds of settings, or one of `others` (Literal
     types).
     """
-    tagged: list[Any] = [Annotated[model, Tag(_TAG + KINDS[settings])] for settings, model in kinds]
+    tagged = [Annotated[model, Tag(_TAG + KINDS[settings])] for settings, model in kinds]
     tagged += [Annotated[other, Tag(f"{_TAG}name")] for other in others]
     names = [f"a name ({', '.join(get_args(other))}), or " for other in others]
     expected = (
@@ -109,7 +110,7 @@ def told_apart(kinds: Sequence[tuple[type, type[BaseModel]]], others: Sequence[A
     return Annotated[Union[tuple(tagged)], choose]  # noqa: UP007  (built at run time)
 
 
-def _tag_of(value: Any) -> str | None:
+def _tag_of(value: object) -> str | None:
     if isinstance(value, str):
         return f"{_TAG}name"
     if not isinstance(value, dict):
@@ -123,7 +124,7 @@ def is_tag(part: str | int) -> bool:
     return isinstance(part, str) and part.startswith(_TAG)
 
 
-def tagged_model(hint: Any, tag: str) -> type[BaseModel] | None:
+def tagged_model(hint: object, tag: str) -> type[BaseModel] | None:
     """The model inside a type that has this tag; None if there is none."""
     arguments = get_args(hint)
     if get_origin(hint) is Annotated and any(
@@ -134,13 +135,13 @@ def tagged_model(hint: Any, tag: str) -> type[BaseModel] | None:
     return next((found for argument in arguments if (found := tagged_model(argument, tag))), None)
 
 
-def objective_of(value: Any) -> Any:
+def objective_of(value: object) -> Any:
     """The objective with this name; other values are returned unchanged."""
     return NAMES[value]() if isinstance(value, str) else value
 
 
 def _without_kind(settings: type) -> Callable[..., Any]:
-    def make(kind: str, **values: Any) -> Any:
+    def make(kind: str, **values: object) -> Any:
         return settings(**values)
 
     return make
@@ -162,7 +163,7 @@ def _make_denoise(
     return Denoise(tasks, **values) if preset is None else PRESETS[preset](**values)
 
 
-def _make_own(kind: str, function: str, arguments: Mapping[str, Any] | None = None) -> Any:
+def _make_own(kind: str, function: str, arguments: JsonMapping | None = None) -> Any:
     made, given = load_own_code(function, "function"), arguments or {}
     if not callable(made):
         raise ConfigError(
@@ -247,7 +248,7 @@ def _keys(
                 yield from _keys(kind, f"{before}{name}.{part}", (*inside, kind))
 
 
-def _models(hint: Any, part: str = "") -> Iterator[tuple[type[BaseModel], str]]:
+def _models(hint: object, part: str = "") -> Iterator[tuple[type[BaseModel], str]]:
     """The models inside a type, each with the path between the field and the model's keys."""
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         yield hint, part
@@ -348,7 +349,7 @@ def _expected(problem: Any) -> str:
     return _EXPECTED.get(kind, default)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """A value as a file writes it, cut to fit a line."""
     plain = {None: "null", True: "true", False: "false"}
     return plain[value] if value is None or isinstance(value, bool) else shortened(repr(value))
@@ -384,7 +385,7 @@ def _note(model: type[BaseModel], place: Place) -> str:
 
 def _model_at(model: type[BaseModel], place: Place) -> type[BaseModel]:
     """The model that checks the mapping at `place`, which may contain pydantic's kind tags."""
-    hint: Any = None
+    hint = None
     for part in place:
         if isinstance(part, int):
             continue
@@ -399,7 +400,7 @@ def _model_at(model: type[BaseModel], place: Place) -> type[BaseModel]:
     return model
 
 
-def inner_model(hint: Any) -> type[BaseModel] | None:
+def inner_model(hint: object) -> type[BaseModel] | None:
     """The first model inside a type."""
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         return hint

@@ -5,13 +5,14 @@ Only a tokenizer that is the model's own plus entries fits; any other gives ids 
 is refused.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.learn.training.run_folder import RUN_FILE, RunFolder
-from penstock.models.lora.lora import embedding_of, head_of
 from penstock.models.lora.settings import NewRows
+from penstock.plan.objectives.objective import OwnVocabulary
 from penstock.tokenizers.extension import not_extended
 from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.config.run_file import DataSettings
@@ -29,16 +30,15 @@ def vocabulary_size(data: DataSettings) -> int:
     """
     sizes: list[int] = []
     for source in data.sources:
-        info = getattr(source.path, "tokenizer", None)
+        info = source.open().tokenizer
         if info is None:
             raise ConfigError(
                 f"source {source.name!r}: stores no tokenizer, which a model needs; make a "
                 "dataset with `penstock prepare`"
             )
         sizes.append(info.vocab_size)
-        extended = getattr(source.objective, "tokenizer", None)
-        if extended is not None:
-            sizes.append(load_tokenizer(extended).vocab_size)
+        if isinstance(source.objective, OwnVocabulary) and source.objective.tokenizer is not None:
+            sizes.append(load_tokenizer(source.objective.tokenizer).vocab_size)
     return max(sizes)
 
 
@@ -59,7 +59,7 @@ def fit_vocabulary(
     tokenizer: "Tokenizer | None",
     *,
     name: str,
-    say: Any,
+    say: Callable[[str], None],
 ) -> None:
     """Give a model rows for all ids of its data, in place; the new ones are the mean of the old
     ones.
@@ -111,10 +111,10 @@ def fit_vocabulary(
 
 def _refuse_others(data: DataSettings, tokenizer: "Tokenizer", name: str) -> None:
     for source in data.sources:
-        info = getattr(source.path, "tokenizer", None)
+        info = source.open().tokenizer
         if info is None or info.fingerprint == tokenizer.fingerprint:
             continue
-        stored = getattr(source.path, "loaded_tokenizer", None)
+        stored = source.open().loaded_tokenizer
         reason = (
             "it is not stored with the data" if stored is None else not_extended(tokenizer, stored)
         )
@@ -130,7 +130,7 @@ def frozen_rows(model: "LanguageModel") -> str | None:
     """A notice if rows of new entries are not trained; None if they are, or there are none."""
     if model.new_rows is None:
         return None
-    tables = {"embedding": embedding_of(model), "output": head_of(model)}
+    tables = {"embedding": model.get_input_embeddings(), "output": model.get_output_embeddings()}
     frozen = [
         which
         for which, table in tables.items()

@@ -12,6 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from penstock.core.json_values import JsonObject
 from penstock.use.inspection.conversations import REFUSED, ShownConversations, reason_of
 from penstock.use.inspection.page_model import (
     Note,
@@ -127,7 +128,7 @@ def conversations_list(shown: ShownConversations, count: int) -> Table:
     )
 
 
-def conversations_as_json(shown: ShownConversations) -> dict[str, Any]:
+def conversations_as_json(shown: ShownConversations) -> JsonObject:
     """Settings, figures and reasons for refusals as plain values."""
     return {
         "settings": shown.settings,
@@ -138,7 +139,7 @@ def conversations_as_json(shown: ShownConversations) -> dict[str, Any]:
     }
 
 
-def summary_of(shown: ShownConversations) -> dict[str, Any]:
+def summary_of(shown: ShownConversations) -> JsonObject:
     """Counts over the shown conversations, as text."""
     documents = shown.flat
     proven = [document for document in documents if document.ok]

@@ -21,6 +21,7 @@ from penstock.chat.records.cleaning import clean, fit
 from penstock.chat.records.images import place_images
 from penstock.chat.records.layouts import describe_layout, read_record
 from penstock.core.errors import ConfigError, PenstockError, RecordError, TokenizerError
+from penstock.core.json_values import JsonObject
 from penstock.core.terminal import Progress
 from penstock.core.urls import quoted
 from penstock.data.prepare import ChatSettings
@@ -50,7 +51,7 @@ class RawRecord:
     """Number in the whole input, from 0."""
     origin: str
     """`file:line`, from 1; or `file:row`, from 0, for formats with rows."""
-    value: dict[str, Any] | None
+    value: JsonObject | None
     """None if it cannot be read."""
     problem: str = ""
     """Why it cannot be read."""
@@ -249,7 +250,7 @@ def _encoded(
     title: str, conversation: Conversation, encoder: ChatEncoder, chat: ChatSettings
 ) -> Iterator[PageDocument]:
     """The documents of one conversation after clean-up, with the notes of their certificates."""
-    trains: dict[str, Any] = {
+    trains: JsonObject = {
         "roles_to_train": chat.mask_settings.roles_to_train,
         "train_on_inputs": chat.mask_settings.train_on_inputs,
     }

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.core.arrays import Int64
 from penstock.data.shards import JoinedCorpus
 from penstock.data.shards.format.trees import BranchView
-from penstock.data.shards.tables.corpus import Corpus
+from penstock.data.shards.tables.corpus import Corpus, location_of
 from penstock.tokenizers import Tokenizer
 from penstock.use.inspection.images import ShownImage, images_shown, with_labels
 from penstock.use.inspection.text import origin_text, token_texts
@@ -104,8 +104,8 @@ def summarise(dataset: Corpus) -> DatasetSummary:
         token_bytes=int(table.token_bytes),
         has_spans=bool(table.has_spans),
         has_checksums=bool(table.has_checksums),
-        tokenizer=getattr(tokenizer, "name", None),
-        vocab_size=getattr(tokenizer, "vocab_size", None),
+        tokenizer=None if tokenizer is None else tokenizer.name,
+        vocab_size=None if tokenizer is None else tokenizer.vocab_size,
         length_quantiles={
             f"{q:g}": int(value) for q, value in zip(QUANTILES, quantiles, strict=True)
         },
@@ -115,7 +115,7 @@ def summarise(dataset: Corpus) -> DatasetSummary:
 
 def _path_of(dataset: Corpus) -> str:
     others = f" and {len(dataset.parts) - 1} more" if isinstance(dataset, JoinedCorpus) else ""
-    return f"{getattr(dataset, 'url', None) or getattr(dataset, 'path', '')}{others}"
+    return f"{location_of(dataset)}{others}"
 
 
 def length_histogram(lengths: Int64) -> tuple[LengthBin, ...]:

@@ -23,7 +23,9 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.errors import OutputError
+from penstock.core.json_values import JsonObject
 from penstock.plan.inputs import IGNORE
 from penstock.use.inspection.images import MOST_PICTURES, ShownImage
 from penstock.use.inspection.page_model import (
@@ -61,9 +63,7 @@ class Vocabulary:
     def __init__(self) -> None:
         self.numbers: dict[Key, int] = {}
 
-    def number(
-        self, ids: Sequence[int], texts: Sequence[str], control: Sequence[bool]
-    ) -> np.ndarray[Any, Any]:
+    def number(self, ids: Sequence[int], texts: Sequence[str], control: Sequence[bool]) -> Array:
         """The number of each token [n]."""
         numbers = self.numbers
         keys = zip(ids, texts, control, strict=True)
@@ -71,7 +71,7 @@ class Vocabulary:
             (numbers.setdefault(key, len(numbers)) for key in keys), np.int64, len(ids)
         )
 
-    def write(self, streams: list[np.ndarray[Any, Any]]) -> tuple[dict[str, Any], list[str]]:
+    def write(self, streams: list[Array]) -> tuple[JsonObject, list[str]]:
         """The table as plain values, and each stream of numbers as text."""
         counts = np.bincount(
             np.concatenate([*streams, np.empty(0, np.int64)]), minlength=len(self.numbers)
@@ -101,7 +101,7 @@ class Pictures:
         """All pictures."""
         return list(self._numbers)
 
-    def write(self, images: Sequence[ShownImage]) -> dict[str, Any]:
+    def write(self, images: Sequence[ShownImage]) -> JsonObject:
         """Images as [begin, end, number of the picture], −1: none is shown."""
         found = []
         for image in images:
@@ -163,7 +163,7 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def payload(data: PageData) -> dict[str, Any]:
+def payload(data: PageData) -> JsonObject:
     """Everything that the page shows, as JSON values."""
     vocabulary, streams, pictures = Vocabulary(), list[np.ndarray[Any, Any]](), Pictures()
     documents = [document for side in (data, data.other) if side for document in side.documents]
@@ -235,7 +235,7 @@ def _document(
     vocabulary: Vocabulary,
     streams: list[Any],
     pictures: Pictures,
-) -> dict[str, Any]:
+) -> JsonObject:
     count = len(document.ids)
     control = (
         [False] * count
@@ -277,7 +277,7 @@ def _row(
     vocabulary: Vocabulary,
     streams: list[Any],
     pictures: Pictures,
-) -> dict[str, Any]:
+) -> JsonObject:
     ids = np.asarray(row.tokens[: row.num_tokens], np.int64)
     control = np.isin(ids, list(control_ids))
     for added in (each for part in row.documents for each in part.stretches if each.is_added):
@@ -316,7 +316,7 @@ def _row(
     }
 
 
-def _rewritten(document: RowDocument) -> dict[str, Any]:
+def _rewritten(document: RowDocument) -> JsonObject:
     """What an objective did to a document; empty for an unchanged one."""
     if not (document.task or document.prefix or document.stretches):
         return {}
@@ -330,7 +330,7 @@ def _rewritten(document: RowDocument) -> dict[str, Any]:
     }
 
 
-def _odd_targets(row: RowView, ids: np.ndarray[Any, Any], distance: int) -> list[int]:
+def _odd_targets(row: RowView, ids: Array, distance: int) -> list[int]:
     """[slot, target, slot, target, …] of all targets that the page does not expect.
 
     It expects the token `distance` slots later where the weight is not 0, and no target elsewhere.
@@ -358,7 +358,7 @@ def _texts(values: Any) -> list[list[str]]:
     return [[str(name), _text(value)] for name, value in values.items()]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return (
@@ -370,7 +370,7 @@ def _text(value: Any) -> str:
     )
 
 
-def runs(values: Any, parts: Any = None) -> list[float]:
+def runs(values: object, parts: object = None) -> list[float]:
     """Run-length encoding [count, value, count, value, …]; a change in `parts` also begins a new
     run.
     """
@@ -394,7 +394,7 @@ def short(value: float) -> float:
     return int(value) if value == int(value) else float(f"{value:.6g}")
 
 
-def varints(values: np.ndarray[Any, Any]) -> str:
+def varints(values: Array) -> str:
     """Numbers from 0 to 2³⁵ − 1 as LEB128, 7 bits a byte and the lowest first, in base64."""
     values = values.astype(np.uint64)
     sizes = np.ones(len(values), np.int64)

@@ -15,6 +15,7 @@ import numpy as np
 from penstock.chat.encoded_chat import EncodedChat
 from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping
 from penstock.data.shards.format.trees import BranchView
 from penstock.use.inspection.datasets import DocumentView
 from penstock.use.inspection.images import ShownImage, images_of_chat, with_labels
@@ -139,9 +140,9 @@ class PageData:
     title: str
     label: str = ""
     """Name of these settings in a comparison; "" = the title."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: JsonMapping = field(default_factory=dict)
     """Resolved settings of the documents."""
-    summary: Mapping[str, Any] = field(default_factory=dict)
+    summary: JsonMapping = field(default_factory=dict)
     """Counts over the whole input; the documents may be a sample of it."""
     documents: Sequence[PageDocument] = ()
     rows: Sequence[RowView] = ()
@@ -191,7 +192,7 @@ def shares_of(documents: Sequence[PageDocument]) -> dict[str, dict[str, float]]:
         if document.roles is None:
             continue
         names = [*document.role_names, "template"]
-        roles: Any = np.where(np.asarray(document.roles) < 0, len(names) - 1, document.roles)
+        roles = np.where(np.asarray(document.roles) < 0, len(names) - 1, document.roles)
         for found, weights in ((read, None), (trained, np.asarray(document.loss_weights) != 0)):
             for name, count in zip(
                 names, np.bincount(roles, weights, minlength=len(names)).tolist(), strict=True

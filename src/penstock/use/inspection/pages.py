@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.chat import ResolvedBoundary, detect_family, scan
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.data.shards.tables.corpus import Corpus
 from penstock.plan.loader.loader import Loader
 from penstock.tokenizers import Tokenizer
@@ -111,7 +112,7 @@ def page_of_mixture(
     )
 
 
-def summary_of(found: DatasetSummary, shown: int) -> dict[str, Any]:
+def summary_of(found: DatasetSummary, shown: int) -> JsonObject:
     """The figures of a dataset as text."""
     spread = "" if shown == found.documents else f" of {found.documents:,}, spread over the dataset"
     trained = found.trained_tokens / max(1, found.tokens)
@@ -176,7 +177,7 @@ def _boundaries(chat: Any, tokenizer: Tokenizer) -> tuple[ResolvedBoundary, ...]
         return ()
 
 
-def settings_of_chats(chat: Any) -> dict[str, Any]:
+def settings_of_chats(chat: Any) -> JsonObject:
     """Settings that rendered and masked the conversations of a dataset."""
     rest = {name: value for group in chat.settings.values() for name, value in group.items()}
     stops = ", ".join(chat.stop_texts)

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, final
+from typing import Annotated, final
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader._target_kernels import UNTRAINED
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.ramp import Ramp
-from penstock.plan.loader.steps import balanced_order
+from penstock.plan.loader.rewriting import Rewriting
+from penstock.plan.loader.step_planner import balanced_order
+from penstock.plan.objectives.objective import WithTasks
 from penstock.use.inspection.rows import rewritings_of
 from penstock.use.inspection.targets import (
     CutDocuments,
@@ -271,14 +273,16 @@ def _by_source(
     return tuple(found)
 
 
-def _tasks(rewriting: Any, pieces: Records) -> dict[str, float]:
-    task = getattr(rewriting.objective, "task", None)
-    if task is None or not len(pieces):
+def _tasks(rewriting: Rewriting, pieces: Records) -> dict[str, float]:
+    objective = rewriting.objective
+    if not isinstance(objective, WithTasks) or not len(pieces):
         return {}
     some = pieces[:: -(-len(pieces) // TASKS_COUNTED)]
     _, _, inner = rewriting.framing(some)
     keys = rewriting.keys(some)
     found = Counter(
-        task(int(length), int(key)) for length, key in zip(inner, keys, strict=True) if length
+        objective.task(int(length), int(key))
+        for length, key in zip(inner, keys, strict=True)
+        if length
     )
     return {name: count / found.total() for name, count in found.most_common()}

@@ -17,11 +17,14 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.arrays import Array
+from penstock.core.json_values import JsonObject
 from penstock.plan.inputs import IGNORE
 from penstock.plan.loader.extras import extras_of
 from penstock.plan.loader.loader import Loader
+from penstock.plan.loader.rewriting import Rewriting
 from penstock.plan.objectives.denoise import Denoise
 from penstock.plan.objectives.infill import Infill
+from penstock.plan.objectives.objective import OwnVocabulary
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.inspection.images import ShownImage, images_shown, with_labels
@@ -108,13 +111,13 @@ class RowView:
     step: int
     row: int
     """Number of the row in the whole step."""
-    tokens: np.ndarray[Any, Any]
+    tokens: Array
     """[T]"""
-    targets: np.ndarray[Any, Any]
+    targets: Array
     """[D, T], already shifted; −100 = none."""
-    loss_weights: np.ndarray[Any, Any]
+    loss_weights: Array
     """[D, T]"""
-    positions: np.ndarray[Any, Any]
+    positions: Array
     """[T]"""
     num_tokens: int
     """Slots that are not padding."""
@@ -130,7 +133,7 @@ class RowView:
         return len(self.tokens)
 
     @property
-    def learned_weights(self) -> np.ndarray[Any, Any]:
+    def learned_weights(self) -> Array:
         """[T] loss weight of each token as the target of the token before it; 0 = only read."""
         weights = np.zeros(self.sequence_length, np.float32)
         weights[1:] = np.where(self.targets[0, :-1] == IGNORE, 0.0, self.loss_weights[0, :-1])
@@ -156,7 +159,7 @@ class RowView:
             Counter(document.task for document in self.documents if document.task).most_common()
         )
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """All fields as JSON values."""
         return {
             "step": self.step,
@@ -273,11 +276,11 @@ def in_order(stretches: Sequence[Stretch]) -> list[Stretch]:
     return sorted((each for each in stretches if each.word >= 0), key=lambda each: each.word)
 
 
-def _speller(tokenizer: Tokenizer | None, objective: Any) -> Tokenizer | None:
+def _speller(tokenizer: Tokenizer | None, objective: object) -> Tokenizer | None:
     """The tokenizer that knows an objective's added tokens: the objective's if it names one, else
     the dataset's.
     """
-    extended = getattr(objective, "tokenizer", None)
+    extended = objective.tokenizer if isinstance(objective, OwnVocabulary) else None
     return (
         tokenizer
         if tokenizer is None or not isinstance(extended, str)
@@ -293,7 +296,7 @@ def pieces_of_step(loader: Loader, step: int) -> list[Array]:
     return [] if plan is None else np.split(plan.pieces, plan.row_starts[1:-1])
 
 
-def rewritings_of(loader: Loader) -> list[Any]:
+def rewritings_of(loader: Loader) -> list[Rewriting]:
     """The rewriting of each source."""
     return list(loader._plan.rewritings)
 
@@ -339,7 +342,7 @@ def stretches_of(
 
 
 def _read(
-    objective: Any, tokens: Array, length: int, key: int, prefix: int, filling: int
+    objective: object, tokens: Array, length: int, key: int, prefix: int, filling: int
 ) -> list[Stretch]:
     if isinstance(objective, Denoise):
         return _read_denoised(objective, tokens, length, key)

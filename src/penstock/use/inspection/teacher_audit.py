@@ -18,6 +18,7 @@ import numpy as np
 
 from penstock.chat import encode, load_template
 from penstock.core.errors import ConfigError, RecordError
+from penstock.core.json_values import JsonObject
 from penstock.data.shards.opening import open_dataset
 from penstock.data.sources import Fields, open_sources, read_texts
 from penstock.learn.distillation.companions import align_chats
@@ -109,7 +110,7 @@ class AuditReport:
     """The recommended loss: "kl", "p_kl", "h_kl" or "alm"."""
     advice: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The report, JSON-ready."""
         return asdict(self)
 
@@ -144,7 +145,7 @@ class Audit:
         student_ids = self._aligner.student.encode(text).astype(np.int64)
         return self._count(student_ids, self._aligner.teacher.encode(text).astype(np.int64))
 
-    def add_ids(self, student_ids: Any) -> Alignment:
+    def add_ids(self, student_ids: object) -> Alignment:
         """Count a document given as the student's tokens; the teacher encodes the text that they
         spell.
         """
@@ -193,7 +194,7 @@ class Audit:
         return found
 
     def _note_places(
-        self, student_ids: Any, teacher_ids: Any, found: Alignment, sizes: Any, trained: Any
+        self, student_ids: Any, teacher_ids: Any, found: Alignment, sizes: Any, trained: object
     ) -> None:
         """Keep the longest usable chunk and the largest unusable places."""
         ranges = np.column_stack([found.student_bounds, found.teacher_bounds]).tolist()

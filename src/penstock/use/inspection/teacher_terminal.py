@@ -3,12 +3,12 @@ audit.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
 from penstock.core.terminal import safe_console
 from penstock.learn.distillation.teacher_rows import TeacherRow
@@ -92,7 +92,7 @@ def _range(row: ModelInput, document: int) -> tuple[int, int]:
     return begin, end
 
 
-def _document_ids(row: ModelInput) -> np.ndarray[Any, Any]:
+def _document_ids(row: ModelInput) -> Array:
     if row.document_ids is None:
         raise ConfigError(
             "the row has no document_ids; set document_ids=True in the loader's requirements"
@@ -100,7 +100,7 @@ def _document_ids(row: ModelInput) -> np.ndarray[Any, Any]:
     return row.document_ids
 
 
-def _spelled(tokenizer: Tokenizer, ids: np.ndarray[Any, Any]) -> Text:
+def _spelled(tokenizer: Tokenizer, ids: Array) -> Text:
     """The text of each token, separated by bars, with visible spaces and newlines."""
     shown = (
         tokenizer.decode([token]).replace(" ", "␣").replace("\n", "⏎") for token in ids.tolist()

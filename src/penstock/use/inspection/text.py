@@ -15,6 +15,7 @@ from typing import Any
 from penstock.core.errors import TokenizerError
 from penstock.core.terminal import visible
 from penstock.data.shards.tables.corpus import Corpus
+from penstock.data.shards.tables.document import Origin
 from penstock.tokenizers import Tokenizer
 
 
@@ -107,13 +108,12 @@ def tokenizer_of(dataset: Corpus) -> Tokenizer | None:
     return dataset.loaded_tokenizer
 
 
-def origin_text(origin: Any) -> str:
+def origin_text(origin: Origin) -> str:
     """`web.jsonl:12`; "?" if it is unknown."""
-    file, line = getattr(origin, "file", ""), getattr(origin, "line", None)
-    return "?" if not file else f"{file}:{line}"
+    return str(origin) if origin.file else "?"
 
 
-def in_words(value: Any) -> str:
+def in_words(value: object) -> str:
     """The value of a setting as readable text."""
     if isinstance(value, bool):
         return "yes" if value else "no"

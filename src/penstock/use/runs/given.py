@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.learn.distillation.settings import Kind, LossSettings, TeacherSettings
 from penstock.learn.evaluation.tasks import TaskSettings
-from penstock.learn.training.settings import EvaluatorSettings
+from penstock.learn.training.evaluator_settings import EvaluatorSettings
 from penstock.plan.loader.mixture import Mixture, Source
 
 Values = Mapping[str, Any]

@@ -346,7 +346,7 @@ def _show_dataset(corpus: Corpus, asked: _Shown) -> None:
         make_console().print(documents_list(pages_of(corpus, chosen, decoder)))
         return
     in_full = asked.numbers is not None
-    chat = getattr(corpus, "chat", None)
+    chat = corpus.chat
     views = (
         []
         if decoder is not None and chat is not None and not asked.as_json

@@ -10,14 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict
 
 from penstock.learn.training.continued import ContinueSettings
+from penstock.learn.training.optimizer_settings import OptimizerSettings, ScheduleSettings, Shape
 from penstock.learn.training.path_settings import PolicySettings, PreferenceKind, PreferenceSettings
 from penstock.learn.training.settings import (
     AttentionBackend,
     CheckpointSettings,
-    OptimizerSettings,
     RecurrentBackend,
-    ScheduleSettings,
-    Shape,
     TensorLogSettings,
 )
 from penstock.models.lora.settings import LoraSettings

@@ -98,7 +98,7 @@ def build_model(
         ConfigError: A setting is unknown or out of range.
     """
     check_names("ps.build_model", settings, ModelKeywords, "vocab_size", "device", "seed")
-    given: dict[str, Any] = dict(settings)
+    given = dict(settings)
     return build(
         ModelSettings.of({"vocab_size": vocab_size, **given}),
         vocab_size=vocab_size,
@@ -190,7 +190,7 @@ def load_opened(
     found = run if isinstance(run, RunFolder) else RunFolder.open(run)
     length = context_length or context_of(found)
     tokenizer = load_tokenizer(found.tokenizer)
-    model: Any = load_folder(found.model, local_device(device), module=module)
+    model = load_folder(found.model, local_device(device), module=module)
     if model.lora is not None:
         # Otherwise each token would make the whole embedding again.
         settle_parts(model)

@@ -9,7 +9,7 @@ log-probability that the model gave each token at that temperature (the column `
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.folders import local_path
+from penstock.core.json_values import JsonMapping
 from penstock.core.terminal import Progress
 from penstock.data.shards import ChatInfo, TreeDocument, build_tree
 from penstock.data.shards.dataset import Dataset
@@ -68,7 +69,7 @@ class Rollouts:
 
 def write_rollouts(
     opened: Opened,
-    records: Iterable[Mapping[str, Any]],
+    records: Iterable[JsonMapping],
     reward: Reward | str,
     output: str | Path,
     *,
@@ -160,7 +161,7 @@ def write_rollouts(
     )
 
 
-def read_records(path: str | Path) -> Iterator[Mapping[str, Any]]:
+def read_records(path: str | Path) -> Iterator[JsonMapping]:
     """The records of a file of any format, in order.
 
     Raises:
@@ -173,7 +174,7 @@ def read_records(path: str | Path) -> Iterator[Mapping[str, Any]]:
             yield from block.objects
 
 
-def _prompt_ids(opened: Opened, record: Mapping[str, Any], number: int) -> list[int]:
+def _prompt_ids(opened: Opened, record: JsonMapping, number: int) -> list[int]:
     if isinstance(record.get("prompt"), str):
         ids = [*opened.begin_ids, *opened.tokenizer.encode(record["prompt"]).tolist()]
     elif isinstance(record.get("messages"), Sequence):
@@ -212,7 +213,7 @@ def _is_told(judge: Any) -> bool:
     return told
 
 
-def _judge(judge: Any, record: Mapping[str, Any], answer: Generated, told: bool) -> float:
+def _judge(judge: Any, record: JsonMapping, answer: Generated, told: bool) -> float:
     text = answer.text
     found = judge(record, text, **({FINISH_REASON: answer.finish_reason} if told else {}))
     if not isinstance(found, int | float | np.number) or not math.isfinite(float(found)):
@@ -266,7 +267,7 @@ def _write(
     )
 
 
-def _shown(record: Mapping[str, Any]) -> str:
+def _shown(record: JsonMapping) -> str:
     if isinstance(record.get("prompt"), str):
         return str(record["prompt"])
     return str(record["messages"][-1].get("content"))

@@ -2,26 +2,34 @@
 resume.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.notebook import card, curve
 from penstock.core.suggestions import suggests
-from penstock.learn.training.curves import View
+from penstock.data.shards.dataset import Dataset
+from penstock.learn.evaluation.tasks import TaskSettings
+from penstock.learn.generation.session import ChatSession
+from penstock.learn.training.curve_picture import plot_runs
+from penstock.learn.training.curves import Over, View
 from penstock.learn.training.metrics import read_metrics
+from penstock.learn.training.path_settings import REFERENCE_COLUMN
 from penstock.learn.training.run_folder import RunFolder
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.mixture import Mixture, Source
-from penstock.use.runs.actions import (
-    evaluate_run,
-    export_run,
+from penstock.use.runs.evaluating import evaluate_run
+from penstock.use.runs.exporting import export_run
+from penstock.use.runs.generating import (
+    SampledText,
+    open_session,
     sample_rollouts,
-    serve,
+    sample_texts,
+    stream_text,
     write_reply,
-    write_texts,
 )
 from penstock.use.runs.keywords import (
     EvaluateKeywords,
@@ -31,12 +39,15 @@ from penstock.use.runs.keywords import (
     TrainKeywords,
 )
 from penstock.use.runs.opening import Opened, load_opened
+from penstock.use.runs.reference import cache_reference
+from penstock.use.runs.serving import serve
 from penstock.use.runs.starting import resume
 
 if TYPE_CHECKING:
     import torch
 
-    from penstock.use.runs.actions import Exported
+    from penstock.chat import Template
+    from penstock.use.runs.exporting import Exported
     from penstock.use.runs.rollouts import Rollouts
 
 
@@ -88,7 +99,7 @@ class Run(RunFolder):
         return card("Run", facts, curve([record["loss"] for record in steps], "loss of each step"))
 
     @property
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[JsonObject]:
         """The figures of each step, in order; see `Trainer.train` for their names.
 
         Raises:
@@ -126,13 +137,75 @@ class Run(RunFolder):
         Raises:
             ConfigError: A setting is unknown or out of range, or a prompt fills the context.
         """
-        written = write_texts(
-            self._open_model, [prompt] if isinstance(prompt, str) else prompt, dict(settings)
-        )
-        return written[0] if isinstance(prompt, str) else written
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        written = sample_texts("Run.generate", self._open_model, prompts, 1, dict(settings))
+        return written[0].text if isinstance(prompt, str) else [one.text for one in written]
+
+    def stream(self, prompt: str = "", **settings: Unpack[GenerateKeywords]) -> Iterator[str]:
+        """Generate a text piece by piece, as its words become certain.
+
+        Args:
+            prompt: The prompt, which is not included.
+            settings: As for `generate`.
+
+        Raises:
+            ConfigError: As for `generate`.
+        """
+        return stream_text(self._open_model, prompt, dict(settings))
+
+    def sample(
+        self,
+        prompts: str | Sequence[str],
+        *,
+        samples: int = 1,
+        **settings: Unpack[GenerateKeywords],
+    ) -> list[SampledText]:
+        """Generate texts, each with its tokens, its seed and why it ended.
+
+        Args:
+            prompts: One prompt, or several, which are generated together.
+            samples: Texts of each prompt, with seeds that count up from `seed`.
+            settings: As for `generate`.
+
+        Returns:
+            The texts of the first prompt, then those of the next.
+
+        Raises:
+            ConfigError: As for `generate`, or `samples` is less than 1.
+        """
+        if samples < 1:
+            raise ConfigError(f"Run.sample: samples must be 1 or more, got {samples}")
+        prompts = [prompts] if isinstance(prompts, str) else prompts
+        return sample_texts("Run.sample", self._open_model, prompts, samples, dict(settings))
+
+    def session(
+        self,
+        *,
+        system: str | None = None,
+        template: "str | Path | Template | None" = None,
+        **settings: Unpack[GenerateKeywords],
+    ) -> ChatSession:
+        """A conversation that goes on: each reply is streamed, and the oldest turns are dropped
+        where the context is full.
+
+        ```python
+        session = run.session(system="You are brief.")
+        for piece in session.reply("Who wrote Walden?"):
+            print(piece, end="")
+        ```
+
+        Args:
+            system: The system message.
+            template: A chat template in place of the model's own.
+            settings: As for `generate`.
+
+        Raises:
+            ConfigError: The model has no chat template, or a setting is unknown or out of range.
+        """
+        return open_session(self._open_model, system, template, dict(settings))
 
     def chat(
-        self, messages: str | Sequence[Mapping[str, Any]], **settings: Unpack[GenerateKeywords]
+        self, messages: str | Sequence[JsonMapping], **settings: Unpack[GenerateKeywords]
     ) -> str:
         """The assistant's reply to a message, or to a conversation.
 
@@ -153,7 +226,7 @@ class Run(RunFolder):
 
     def rollouts(
         self,
-        prompts: Sequence[str | Mapping[str, Any]],
+        prompts: str | Path | Sequence[str | JsonMapping],
         reward: Callable[..., float] | str,
         output: str | Path,
         *,
@@ -166,7 +239,7 @@ class Run(RunFolder):
 
         Args:
             prompts: Texts; or records with `prompt` or `messages`, and what the reward needs
-                besides.
+                besides; or the path of a file of such records.
             reward: Function of (record, answer) that gives a number, or its name. With a parameter
                 `finish_reason` it is told why the answer ended: stop or length.
             output: A new folder for the dataset.
@@ -186,18 +259,57 @@ class Run(RunFolder):
             self._open_model, prompts, reward, output, samples, progress, dict(settings)
         )
 
+    def reference(
+        self,
+        data: str | Path,
+        output: str | Path,
+        *,
+        column: str = REFERENCE_COLUMN,
+        device: str = "auto",
+        threads: int | None = None,
+        progress: bool = True,
+    ) -> Dataset:
+        """Write a copy of a dataset with the log-probability that this model gives each target.
+
+        Train on it with `preference={"reference": "cached"}`, without a second model in memory.
+
+        Args:
+            data: A prepared dataset.
+            output: A new folder.
+            column: `reference_log_probabilities`, which `reference: cached` reads; or
+                `trainer_log_probabilities`, which policies read as those of the model that sampled
+                the answers.
+            device: cpu, cuda, …; auto: a GPU if there is one.
+            threads: Torch's threads on the CPU; None: unchanged.
+            progress: Show a bar.
+
+        Raises:
+            ConfigError: The model cannot process prefix trees, or knows too few ids; or there is no
+                such column.
+            OutputError: The folder is not empty, or cannot be written.
+        """
+        return cache_reference(
+            self.path,
+            data,
+            output,
+            column=column,
+            device=device,
+            threads=threads,
+            progress=progress,
+        )
+
     def evaluate(
         self,
-        *what: str | Path | Source | Mixture,
+        *what: str | Path | Source | Mixture | TaskSettings,
         output: str | Path | None = None,
         rows: int | None = None,
         **settings: Unpack[EvaluateKeywords],
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Measure the model: its scores on tasks, and its loss on held-out data.
 
         Args:
-            what: Names of tasks (mmlu, gsm8k, humaneval, …, lm-eval:NAME), datasets' folders,
-                sources, mixtures.
+            what: Names of tasks (mmlu, gsm8k, humaneval, …, lm-eval:NAME), or their settings, to
+                have other ones for each; folders, globs and URLs of datasets, sources, mixtures.
             output: Save answers and results.json in this folder, and continue from them.
             rows: Approximate number of rows to use of each dataset; None: all.
             settings: See `TaskSettings`, and context_length, device, threads.
@@ -255,7 +367,7 @@ class Run(RunFolder):
         self,
         output: str | Path | None = None,
         *,
-        over: Literal["step", "tokens"] = "step",
+        over: Over = "step",
         compare: Sequence["Run | str | Path"] = (),
         smoothing: float = 0.01,
         log_x: bool = False,
@@ -276,19 +388,14 @@ class Run(RunFolder):
         Raises:
             ConfigError: The suffix is another one, or there is nothing to draw.
         """
-        from penstock.learn.training.curve_picture import plot_runs
-
-        if over not in ("step", "tokens"):
-            raise ConfigError(f"Run.plot: over is {over!r}; expected step or tokens")
         others = [run.path if isinstance(run, Run) else run for run in compare]
         view = View(smoothing=smoothing, log_x=log_x, log_y=log_y)
-        page = output or self.path / "curves.html"
-        return plot_runs([self.path, *others], page, over=over, view=view)  # type: ignore[arg-type]
+        return plot_runs([self.path, *others], output, over=over, view=view)
 
     def resume(
         self,
         *,
-        model: Any = None,
+        model: object = None,
         loader: Loader | None = None,
         progress: bool = True,
         **settings: Unpack[TrainKeywords],

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, final, get_type_hints
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.core.suggestions import did_you_mean, refuse_arguments
 from penstock.core.yaml_files import write_yaml
 from penstock.learn.distillation.settings import DistillationSettings
 from penstock.learn.evaluation.tasks import TaskSettings
-from penstock.learn.training.settings import OptimizerSettings, ScheduleSettings, TrainSettings
+from penstock.learn.training.optimizer_settings import OptimizerSettings, ScheduleSettings
+from penstock.learn.training.settings import TrainSettings
 from penstock.models.own_code import is_own_code, name_of
 from penstock.plan.loader.mixture import Mixture, Source
 from penstock.plan.objectives.objective import Causal
@@ -52,14 +54,14 @@ _PYTHON_NAMES = (
 class RunDocument:
     """A run file, and the objects that it cannot hold."""
 
-    values: dict[str, Any]
+    values: JsonObject
     """Values of the run file, with a placeholder for each object."""
     objects: dict[Place, Any] = field(default_factory=dict)
     """The objects by place."""
 
     def text(self) -> str:
         """The run file's text; its section `python` lists the objects."""
-        values: dict[str, Any] = _copied(self.values)
+        values: JsonObject = _copied(self.values)
         for place in self.objects:
             _put_plain(values, place)
         named = {dotted(place): described(one) for place, one in self.objects.items()}
@@ -104,7 +106,7 @@ class _Teacher:
 
 
 def training_section(
-    given: Mapping[str, Any], call: str, also: Sequence[str] = ()
+    given: Mapping[str, object], call: str, also: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The section `training` that keyword arguments describe; values are unchanged.
 
@@ -116,7 +118,7 @@ def training_section(
     Raises:
         ConfigError: A name is unknown; the message suggests the likely one.
     """
-    section: dict[str, Any] = {}
+    section = {}
     inner: dict[str, dict[str, Any]] = {}
     homes = {
         name: part
@@ -156,13 +158,13 @@ def _meant(name: str, others: Sequence[str]) -> str:
     return text
 
 
-def _as_section(part: str, value: Any) -> Any:
+def _as_section(part: str, value: object) -> Any:
     if isinstance(value, str):
         return {SHORT[part][1]: value}
     return dict(plain(value, (), {})) if is_dataclass(value) else value
 
 
-def _evaluators(given: Any, call: str) -> dict[str, Any]:
+def _evaluators(given: object, call: str) -> JsonObject:
     """Evaluators by name, each with the keys of a run file."""
     if not isinstance(given, Mapping):
         raise ConfigError(
@@ -172,7 +174,7 @@ def _evaluators(given: Any, call: str) -> dict[str, Any]:
     return {name: _evaluator(one) for name, one in given.items()}
 
 
-def _evaluator(one: Any) -> Any:
+def _evaluator(one: object) -> Any:
     if isinstance(one, TaskSettings):
         return {"kind": "task", "task": one}
     if isinstance(one, Source):
@@ -192,13 +194,13 @@ def _without_changes(mixture: Mixture) -> Mixture:
     return mixture
 
 
-def data_section(data: DataSettings, objects: dict[Place, Any]) -> dict[str, Any]:
+def data_section(data: DataSettings, objects: dict[Place, Any]) -> JsonObject:
     """The section `data` of a loader; objects that a file cannot hold go into `objects`."""
-    section: dict[str, Any] = plain(data, ("data",), objects)
+    section: JsonObject = plain(data, ("data",), objects)
     return section
 
 
-def plain(value: Any, place: Place, objects: dict[Place, Any]) -> Any:
+def plain(value: object, place: Place, objects: dict[Place, Any]) -> Any:
     """A value in the form of a run file; settings become mappings of the values that differ from
     the defaults.
 
@@ -238,7 +240,7 @@ def plain(value: Any, place: Place, objects: dict[Place, Any]) -> Any:
     return OBJECT
 
 
-def _plain_objective(value: Any, place: Place, objects: dict[Place, Any]) -> Any:
+def _plain_objective(value: object, place: Place, objects: dict[Place, Any]) -> Any:
     """An objective, if a file gives exactly the same one back: states hold its repr, in which 3 is
     not 3.0.
     """
@@ -260,7 +262,7 @@ def _plain_objective(value: Any, place: Place, objects: dict[Place, Any]) -> Any
     return "causal"
 
 
-def _preset(value: Any) -> dict[str, Any] | None:
+def _preset(value: Any) -> JsonObject | None:
     """A denoiser as a preset with the differing settings; None if no preset has its tasks."""
     for name, make in PRESETS.items():
         for modes in ({},) if name == "t5" else ({}, {"modes": None}):
@@ -279,8 +281,8 @@ def _preset(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _plain_settings(value: Any, place: Place, objects: dict[Place, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"kind": KINDS[type(value)]} if type(value) in KINDS else {}
+def _plain_settings(value: Any, place: Place, objects: dict[Place, Any]) -> JsonObject:
+    found: JsonObject = {"kind": KINDS[type(value)]} if type(value) in KINDS else {}
     for one in fields(value):
         given = getattr(value, one.name)
         default = one.default if one.default_factory is MISSING else one.default_factory()
@@ -303,7 +305,7 @@ def described(given: Any) -> str:
     return f"an object of {type(given).__module__}:{type(given).__qualname__}"
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     if isinstance(value, dict):
         return {name: _copied(one) for name, one in value.items()}
     return [_copied(one) for one in value] if isinstance(value, list) else value
@@ -329,7 +331,7 @@ def _put(holder: Any, place: Place, given: Any) -> Any:
     return replace(holder, **{first: _put(getattr(holder, first), rest, given)})
 
 
-def check_names(call: str, given: Mapping[str, Any], keywords: type, *also: str) -> None:
+def check_names(call: str, given: Mapping[str, object], keywords: type, *also: str) -> None:
     """Refuse unknown keyword arguments.
 
     Args:

@@ -2,19 +2,22 @@
 a trainer runs.
 """
 
+import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.terminal import visible
 from penstock.core.urls import shown_values
+from penstock.core.yaml_files import parse_yaml
 from penstock.learn.distillation.settings import DistillationSettings
 from penstock.learn.training.distributed import Ranks, local_device
 from penstock.learn.training.metrics import Metrics
@@ -28,7 +31,15 @@ from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.places import BEGINNING
 from penstock.use.config.document import Document, Place, read_document
 from penstock.use.config.models import check
-from penstock.use.config.run_file import PYTHON, DataSettings, RunSettings
+from penstock.use.config.run_file import (
+    PYTHON,
+    DataSettings,
+    RunSettings,
+    load_run,
+    resolved_text,
+)
+from penstock.use.config.summary import describe
+from penstock.use.config.training import NOTHING, Given, make_trainer
 from penstock.use.runs.keywords import TrainKeywords
 from penstock.use.runs.opening import model_section
 from penstock.use.runs.run_document import (
@@ -53,10 +64,10 @@ name of transformers, `module:function`; None with `continue_from`.
 
 def resume(
     run: RunFolder,
-    module: Any,
+    module: object,
     model: Model | None,
     loader: Loader | None,
-    changes: Mapping[str, Any],
+    changes: Mapping[str, object],
     progress: bool,
 ) -> Any:
     """Resume a run; see `Run.resume`. `module` is the run's own torch module, if it has one.
@@ -90,7 +101,7 @@ def resume(
         )
     if model is None:
         model = _checkpointed(run, module) if "model" in objects else None
-    values: dict[str, Any] = {
+    values: JsonObject = {
         name: value for name, value in kept.items() if name not in ("training", "data", "model")
     }
     found: dict[Place, Any] = {}
@@ -113,7 +124,7 @@ def _checkpointed(run: RunFolder, module: Any) -> "LanguageModel":
     return load_model(run.model, module=module)
 
 
-def _at(section: Any, place: Sequence[str]) -> Any:
+def _at(section: object, place: Sequence[str]) -> Any:
     """The value of a run file at a place; an object on the way is returned itself."""
     for part in place:
         if isinstance(section, list):
@@ -125,7 +136,7 @@ def _at(section: Any, place: Sequence[str]) -> Any:
     return section
 
 
-def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(before: JsonMapping, changes: Mapping[str, object]) -> JsonObject:
     """`before` updated by `changes`; sections are merged setting by setting."""
     merged = {**before}
     for name, value in changes.items():
@@ -139,9 +150,9 @@ def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 def start(
     call: str,
     model: Model,
-    loader: Loader,
-    section: dict[str, Any],
-    taught: dict[str, Any] | None,
+    loader: Loader | None,
+    section: JsonObject,
+    taught: JsonObject | None,
     output: str | Path,
     resume: bool,
     progress: bool,
@@ -174,7 +185,102 @@ def start(
     )
 
 
-def _model_values(model: Model, objects: dict[Place, Any]) -> dict[str, Any]:
+def start_file(
+    run_file: str,
+    assignments: Sequence[str],
+    output: str | Path,
+    resume: bool,
+    progress: bool,
+) -> Any:
+    """Train as a run file describes.
+
+    Args:
+        run_file: The run file.
+        assignments: Changes of its settings, such as `training.steps=100`.
+        output: The run's folder.
+        resume: Resume from the newest checkpoint of the folder.
+        progress: Show what will be trained, and progress.
+
+    Returns:
+        The module that was trained, if it is the user's own.
+    """
+    with set_up(run_file, assignments, output, resume, progress=progress) as found:
+        for name, value in describe(found.trainer, found.settings.model):
+            found.say(f"{name}: {value}")
+        train_to_end(found.trainer, parse_yaml(found.text, run_file)[1], progress=progress)
+        found.trainer.ranks.barrier()
+    return getattr(found.trainer.model, "module", None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetUp:
+    """A trainer that a run file describes."""
+
+    settings: RunSettings
+    text: str
+    """The run file, with the changes."""
+    trainer: "Trainer"
+    say: Callable[[str], None]
+
+
+@contextmanager
+def set_up(
+    run_file: str,
+    assignments: Sequence[str],
+    output: str | Path | None,
+    resume: bool,
+    *,
+    dry_run: bool = False,
+    progress: bool = True,
+) -> Iterator[SetUp]:
+    """The trainer of a run file, while its ranks are together; with `dry_run` it writes nothing."""
+    settings, text = load_run(run_file, assignments), resolved_text(run_file, assignments)
+    training = settings.training or TrainSettings()
+    with (
+        _torch_as_it_was(),
+        Ranks(local_device(training.device), training.context_parallel) as ranks,
+    ):
+        say = speak if ranks.is_first and progress else silent
+        trainer = make_trainer(
+            settings,
+            run_file=run_file,
+            text=text,
+            output=None if output is None else Path(output),
+            resume=resume,
+            ranks=ranks,
+            say=say,
+            dry_run=dry_run,
+        )
+        yield SetUp(settings=settings, text=text, trainer=trainer, say=say)
+
+
+def assignments_of(call: str, section: Mapping[str, Any]) -> list[str]:
+    """Settings of the section `training` as changes of a run file.
+
+    Raises:
+        ConfigError: One is an object, which a run file cannot hold.
+    """
+    objects: dict[Place, Any] = {}
+    values = plain(section, ("training",), objects)
+    if objects:
+        place = ".".join(map(str, next(iter(objects))))
+        raise ConfigError(
+            f"{call}: {place} is an object, which a run file cannot hold; name it "
+            "(module:function), or give a model and a loader in place of the run file"
+        )
+    return [f"training.{name}={json.dumps(value)}" for name, value in _flat(values)]
+
+
+def _flat(values: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, value) of each setting; those of a section as `section.name`."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{inside}{name}.")
+        else:
+            yield f"{inside}{name}", value
+
+
+def _model_values(model: Model, objects: dict[Place, Any]) -> JsonObject:
     """The key `model` of a run file; a model that is an object goes into `objects`."""
     if model is None:
         return {"model": None}
@@ -187,7 +293,7 @@ def _model_values(model: Model, objects: dict[Place, Any]) -> dict[str, Any]:
     return {"model": None}
 
 
-def _data_of(loader: Any) -> DataSettings:
+def _data_of(loader: object) -> DataSettings:
     """The section `data` that makes the same plan as a loader.
 
     Raises:
@@ -237,8 +343,6 @@ def _start(
     progress: bool,
 ) -> Any:
     """Check everything, and train; gives the module that was trained, if it is the user's own."""
-    from penstock.use.config.training import NOTHING, Given, make_trainer
-
     training = document.settings("training", TrainSettings, call)
     teacher = (
         document.settings("teacher", DistillationSettings, call)
@@ -285,7 +389,7 @@ def _model_settings(document: RunDocument) -> ModelSettings | str | None:
     found = document.values["model"]
     if not isinstance(found, dict):
         return found  # type: ignore[no-any-return]
-    values: dict[str, Any] = {
+    values: JsonObject = {
         name: tuple(one) if isinstance(one, list) else one for name, one in found.items()
     }
     return ModelSettings.of(values)
@@ -318,9 +422,7 @@ def _torch_as_it_was() -> Iterator[None]:
             os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
-def train_to_end(
-    trainer: "Trainer", config: Mapping[str, Any], *, progress: bool = True
-) -> dict[str, Any]:
+def train_to_end(trainer: "Trainer", config: JsonMapping, *, progress: bool = True) -> JsonObject:
     """Train, and write and show each step's record.
 
     Args:

@@ -3,20 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.learn.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
 from penstock.plan.loader.loader import Loader
 from penstock.use.runs.given import DistillLoss, Teachers
 from penstock.use.runs.keywords import DistillKeywords, TrainKeywords
 from penstock.use.runs.run import Run, open_run
 from penstock.use.runs.run_document import plain, training_section
-from penstock.use.runs.starting import Model, start
+from penstock.use.runs.starting import Model, assignments_of, start, start_file
 
 _OF_TEACHER = [one.name for one in fields(DistillationSettings) if one.name != "teachers"]
 
 
+@overload
 def train(
     model: Model,
     loader: Loader,
@@ -25,8 +27,34 @@ def train(
     resume: bool = False,
     progress: bool = True,
     **settings: Unpack[TrainKeywords],
+) -> Run: ...
+@overload
+def train(
+    model: str | Path,
+    *,
+    output: str | Path,
+    resume: bool = False,
+    progress: bool = True,
+    assignments: Sequence[str] = (),
+    **settings: Unpack[TrainKeywords],
+) -> Run: ...
+def train(
+    model: Model,
+    loader: Loader | None = None,
+    *,
+    output: str | Path,
+    resume: bool = False,
+    progress: bool = True,
+    assignments: Sequence[str] = (),
+    **settings: Unpack[TrainKeywords],
 ) -> Run:
-    """Train a model on a loader's rows, into a run's folder that `penstock` reads.
+    """Train a model on a loader's rows, or as a run file describes, into a run's folder that
+    `penstock` reads.
+
+    ```python
+    ps.train("hf:Qwen/Qwen3-0.6B", loader, steps=2000, learning_rate=1e-5, output="runs/a")
+    ps.train("run.yaml", steps=2000, output="runs/b")
+    ```
 
     Under `torchrun` each process calls it with its own rank's loader (`data_parallel`). SIGTERM or
     Ctrl-C ends the run after the current step, with a checkpoint; a second Ctrl-C ends it at once.
@@ -34,13 +62,14 @@ def train(
 
     Args:
         model: The model with its initial weights; see `Model`. None: that of the run in
-            `continue_from`.
+            `continue_from`. Without a loader, a run file.
         loader: Source of the rows, at its first step; the model's needs are added to its
             requirements.
         output: The run's folder, new or to resume.
         resume: Resume from the newest complete checkpoint of the folder; start a new run if there
             is none.
         progress: Show progress.
+        assignments: Changes of a run file's settings, such as `data.loader.seed=7`.
         settings: The section `training` of a run file, see `TrainSettings`. Settings of `optimizer`
             and `schedule` may be given directly, such as learning_rate and warmup_steps.
 
@@ -51,9 +80,26 @@ def train(
         OutputError: The folder holds something else, or a run and `resume` is false.
         StateError: The run in the folder has another plan or model.
     """
-    section = training_section(settings, "ps.train", ("output", "resume", "progress"))
-    module = start("ps.train", model, loader, section, None, output, resume, progress)
+    section = training_section(
+        settings, "ps.train", ("output", "resume", "progress", "assignments")
+    )
+    if loader is None and isinstance(model, str | Path):
+        changes = [*assignments, *assignments_of("ps.train", section)]
+        module = start_file(_run_file(model), changes, output, resume, progress)
+    elif assignments:
+        raise ConfigError("ps.train: assignments change a run file, and there is none")
+    else:
+        module = start("ps.train", model, loader, section, None, output, resume, progress)
     return open_run(output, module=module)
+
+
+def _run_file(given: str | Path) -> str:
+    if Path(given).suffix not in (".yaml", ".yml", ".json") and not Path(given).is_file():
+        raise ConfigError(
+            f"ps.train: the loader is missing, and {str(given)!r} is not a run file (.yaml); give "
+            "ps.train(model, loader, …), or ps.train(run_file, …)"
+        )
+    return str(given)
 
 
 def distill(
@@ -86,7 +132,7 @@ def distill(
         FormatError: There is no teacher at a path.
         IsolationError: As for `train`, for the model or a teacher.
     """
-    given: dict[str, Any] = dict(settings)
+    given = dict(settings)
     taught = {name: given.pop(name) for name in _OF_TEACHER if name in given}
     if "loss" in given or callable(loss):
         raise ConfigError("ps.distill: a loss of your own does not go with a teacher; use ps.train")
@@ -100,10 +146,10 @@ def distill(
     return open_run(output, module=module)
 
 
-def _teacher(given: Any, loss: DistillLoss | None) -> dict[str, Any]:
+def _teacher(given: object, loss: DistillLoss | None) -> JsonObject:
     if isinstance(given, str | Path):
         given = {"model": str(given)}
-    found: dict[str, Any] = plain(given, (), {})
+    found: JsonObject = plain(given, (), {})
     if loss is not None and "loss" not in found:
         found["loss"] = {"kind": loss} if isinstance(loss, str) else loss
     if isinstance(found.get("loss"), LossSettings):

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,6 +14,7 @@ from typing import Any, TypeVar, final
 
 from penstock.chat import Template
 from penstock.core.errors import PenstockError
+from penstock.core.json_values import JsonMapping
 from penstock.learn.generation.engine import Engine
 from penstock.learn.generation.grammar import Compiled, Grammars
 from penstock.learn.generation.images import ImageReader
@@ -51,7 +52,7 @@ class ServedModel:
     """Maximum tokens of prompt and reply together."""
     begin_ids: tuple[int, ...] | None = None
     """The ids before the text of a completion; None: as the tokenizer's own encoding has them."""
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: JsonMapping = field(default_factory=dict)
     """The model's own defaults of sampling, for what a request leaves out
     (`generation.settings.sampling_defaults`).
     """

@@ -252,7 +252,7 @@ class EngineThread:
             _log.debug("the event loop has ended; an answer is dropped")
 
 
-def _settle(found: "asyncio.Future[Any]", result: Any) -> None:
+def _settle(found: "asyncio.Future[Any]", result: object) -> None:
     if found.done():
         return
     if isinstance(result, Exception):

@@ -52,7 +52,7 @@ class InPlaceCorpus:
         self.kind, self.name, self.table, self.fingerprint = kind, name, table, fingerprint
         self._reopen, self._ends_with_eos = reopen, ends_with_eos
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return self._reopen
 
     @property

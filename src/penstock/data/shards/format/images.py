@@ -16,8 +16,9 @@ from typing import Any, final
 import numpy as np
 
 from penstock.core.errors import ConfigError, CorruptionError
+from penstock.core.json_values import JsonObject
 from penstock.core.ragged import Ragged
-from penstock.data.shards.format.layout import TOKENIZER_FILES
+from penstock.data.shards.format.manifest import TOKENIZER_FILES
 from penstock.data.stores.files import (
     checksum,
     output_errors,
@@ -109,7 +110,7 @@ class MediaInfo:
     """`penstock.media.processor.fingerprint_of` it."""
     slot_id: int
     """The token that becomes features of an image."""
-    settings: dict[str, Any]
+    settings: JsonObject
     """Which images were accepted, and how they become RGB (`penstock.media.ImageSettings`)."""
 
     def save(self, folder: Path) -> tuple[str, ...]:

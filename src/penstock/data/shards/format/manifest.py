@@ -13,14 +13,15 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Self, final
 
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.core.folders import check_unlocked
 from penstock.core.formats import DATASET
 from penstock.core.json_records import record_of
+from penstock.core.json_values import JsonObject
 from penstock.data.shards.format._kernels import CHUNK_TOKENS, DOCUMENTS_PER_BATCH
-from penstock.data.shards.format.layout import TOKENIZER_FOLDER, Column, ShardLayout
+from penstock.data.shards.format.layout import Column, ShardLayout
 from penstock.data.stores.files import (
     check_regular,
     is_plain_name,
@@ -30,6 +31,22 @@ from penstock.data.stores.files import (
     write_text,
 )
 from penstock.tokenizers import Tokenizer
+
+TOKENIZER_FOLDER = "tokenizer"
+"""Folder of a dataset with the tokenizer that made it."""
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "tekken.json",
+    "chat_template.jinja",
+)
+"""Files of a tokenizer that are asked for where a store cannot list."""
+
 
 MANIFEST, FILES = "manifest.json", "files.json"
 PREPARING = (".prepare", "lock")
@@ -152,7 +169,7 @@ class Manifest:
     """
     has_images: bool = False
     """Whether documents may have images. As `damaged`."""
-    sampling: dict[str, Any] = field(default_factory=dict)
+    sampling: JsonObject = field(default_factory=dict)
     """Settings of the sampler that wrote the answers of rollouts, as far as they change what is
     drawn; as `damaged`.
     """
@@ -202,7 +219,7 @@ class Manifest:
         return cls._checked(value if isinstance(value, dict) else {}, folder)
 
     @classmethod
-    def _checked(cls, value: dict[str, Any], folder: str) -> Self:
+    def _checked(cls, value: JsonObject, folder: str) -> Self:
         DATASET.check(
             value, f"{folder}/{MANIFEST}", cure="prepare the data with `penstock prepare`"
         )
@@ -214,13 +231,13 @@ class Manifest:
             ) from None
 
     @classmethod
-    def _from_json(cls, value: dict[str, Any]) -> Self:
+    def _from_json(cls, value: JsonObject) -> Self:
         if value.pop("seal", None) != _seal(value):
             raise ValueError("it was changed after it was written (its seal does not match)")
         if value.pop("chunk_tokens", None) != CHUNK_TOKENS:
             raise ValueError(f"chunk_tokens is not {CHUNK_TOKENS}")
         del value["format"], value["version"]
-        usual: dict[str, Any] = {
+        usual: JsonObject = {
             "damaged": [],
             "duplicates": {},
             "columns": [],
@@ -245,7 +262,7 @@ class Manifest:
         for number, shard in enumerate(self.shards):
             for fault in _shard_contradictions(shard, self.tokenizer.vocab_size, token_bytes):
                 yield f"shards[{number}].{fault}"
-        expected: dict[str, Any] = {
+        expected: JsonObject = {
             "token_bytes": token_bytes,
             "documents_per_batch": DOCUMENTS_PER_BATCH,
             "fractional_weights": any(shard.fractional_weights for shard in self.shards),
@@ -325,7 +342,7 @@ def _shard_contradictions(shard: ShardInfo, vocab_size: int, token_bytes: int) -
         yield f"ends is {shard.ends}, outside the vocabulary of {vocab_size}"
 
 
-def shard_from_json(value: dict[str, Any]) -> ShardInfo:
+def shard_from_json(value: JsonObject) -> ShardInfo:
     """The inverse of `dataclasses.asdict` for a `ShardInfo`.
 
     Raises:
@@ -334,7 +351,7 @@ def shard_from_json(value: dict[str, Any]) -> ShardInfo:
     return record_of(ShardInfo, {"assets": 0, **value})
 
 
-def shard_as_json(shard: ShardInfo) -> dict[str, Any]:
+def shard_as_json(shard: ShardInfo) -> JsonObject:
     """A `ShardInfo` as a JSON object."""
     value = asdict(shard)
     if not shard.assets:
@@ -353,7 +370,7 @@ def common_ends(shards: Sequence[ShardInfo]) -> tuple[int, int]:
     return first.pop() if len(first) == 1 else -1, last.pop() if len(last) == 1 else -1
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read(folder: Path) -> JsonObject:
     path = folder / MANIFEST
     if not folder.is_dir():
         if any(Path(f"{folder}{ending}").is_file() for ending in ("", ".idx")):
@@ -382,7 +399,7 @@ def _read(folder: Path) -> dict[str, Any]:
     return value
 
 
-def _seal(value: dict[str, Any]) -> str:
+def _seal(value: JsonObject) -> str:
     """A hash of the content of a manifest."""
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
@@ -396,7 +413,7 @@ class ChatInfo:
     """The template's text, Jinja."""
     template_name: str
     template_fingerprint: str
-    variables: dict[str, Any]
+    variables: JsonObject
     """Variables of the template in addition to the conversation."""
     date: str | None
     """The date that the template wrote; None: it writes none."""
@@ -404,7 +421,7 @@ class ChatInfo:
     """Control tokens that end a generation."""
     stop_texts: tuple[str, ...]
     """Texts that end trained turns, control tokens or not."""
-    settings: dict[str, Any]
+    settings: JsonObject
     """`layout`, `mask_settings`, `cleaning`: every setting that was in effect."""
 
     def save(self, folder: Path) -> tuple[str, ...]:

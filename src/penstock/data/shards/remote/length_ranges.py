@@ -263,7 +263,6 @@ class StoredRanges:
         """In a forked process: its parent's threads are not here, so nothing is on its way."""
         if self._process != os.getpid():
             self._process, self._changed = os.getpid(), threading.Condition()
-            self._threads = DaemonPool(THREADS, "penstock-lengths")
             self._needed.clear()
             self._wanted.clear()
             self._running = 0

@@ -30,16 +30,11 @@ from penstock.core.arrays import Bool, Int64
 from penstock.core.errors import CorruptionError
 from penstock.data.shards.remote.eviction import COMING, HERE, NOT_HERE, Eviction
 from penstock.data.shards.remote.sparse_shards import SparseShards
-from penstock.data.shards.remote.units import PAGE, Made, Range, UnitMap, joined_requests
+from penstock.data.shards.remote.unit_fetcher import THREADS, UnitFetcher
+from penstock.data.shards.remote.units import PAGE, UnitMap
 from penstock.data.shards.tables.holder import EXTRAS, SPANS, TOKENS
 from penstock.data.shards.tables.table import DocumentTable
-from penstock.data.stores.daemons import (
-    LOOK_SECONDS,
-    DaemonPool,
-    refuse_at_end,
-    result_of,
-    wait_for,
-)
+from penstock.data.stores.daemons import LOOK_SECONDS, DaemonPool, refuse_at_end, result_of
 from penstock.data.stores.store import Store
 from penstock.data.stores.unit_record import (
     ABSENT,
@@ -52,10 +47,6 @@ from penstock.data.stores.unit_record import (
 
 _log = logging.getLogger("penstock.shards")
 
-THREADS = 64
-"""Units that are brought at the same time, at most."""
-GAP = 1 << 13
-"""Bytes between two ranges that are rather fetched than asked for in two requests."""
 
 Units = Annotated[Int64, "units"]
 
@@ -102,8 +93,8 @@ class Residency:
         self._coming = 0
         self._errors: dict[int, BaseException] = {}
         self._changed = threading.Condition()
-        self._process = os.getpid()
-        self._pools: list[DaemonPool] = []
+        self._threads = DaemonPool(THREADS, "penstock-units")
+        self._fetcher = UnitFetcher(store, self._shards, table, units, stamps)
         self._has_warned = False
 
     def __len__(self) -> int:
@@ -236,7 +227,7 @@ class Residency:
                 self._coming += 1
                 self._errors.pop(unit, None)
             try:
-                self._pool(0).submit(self._bring, unit, reserved)
+                self._threads.submit(self._bring, unit, reserved)
             except RuntimeError as error:  # the process ends; whoever waits must not wait for ever
                 with self._changed:
                     self._coming -= 1
@@ -325,7 +316,7 @@ class Residency:
             unit for unit in units.tolist() if self._shards.wrong_document(unit) >= 0
         ] or units.tolist()
         self._say_damaged(error)
-        for coming in [self._pool(0).submit(self._load, unit) for unit in damaged]:
+        for coming in [self._threads.submit(self._load, unit) for unit in damaged]:
             result_of(coming)
 
     def _say_damaged(self, what: object) -> None:
@@ -363,20 +354,6 @@ class Residency:
                     if record.own(unit):
                         record.states[unit] = UNSURE
                         record.free(unit)
-
-    # Bringing.
-
-    def _pool(self, which: int) -> DaemonPool:
-        """The threads that bring units, or those that wait for requests; threads do not survive a
-        fork.
-        """
-        if not self._pools or self._process != os.getpid():
-            self._process = os.getpid()
-            self._pools = [
-                DaemonPool(THREADS, "penstock-units"),
-                DaemonPool(THREADS, "penstock-ranges"),
-            ]
-        return self._pools[which]
 
     def _bring(self, unit: int, reserved: int) -> None:
         error: BaseException | None = None
@@ -464,55 +441,8 @@ class Residency:
     def _load(self, unit: int) -> int:
         """Fetch a unit, and write it into its shards; returns bytes that `size` does not count."""
         with self._shards.mapped(unit):
-            return self._load_mapped(unit)
-
-    def _load_mapped(self, unit: int) -> int:
-        parts = self.units.unit(unit)
-        for last in (False, True):
-            self._fetch(parts.fetched, parts.made)
-            if later := self._shards.later(unit):
-                self._fetch(later)
-            wrong = self._shards.wrong_document(unit)
-            if wrong < 0:
-                break
-            if last:
-                shard = self._shards.names[self._table.locate(wrong)[0]]
-                raise CorruptionError(
-                    f"{self.store.where(shard)}: document {wrong} is not what was prepared: "
-                    "its bytes differ from their checksums, also when they are fetched again "
-                    f"into the cache {self.folder}; upload the dataset again (`penstock "
-                    f"verify {self.store.url}` lists all faults)"
-                )
-        if unit >= self.units.self_checked:
-            self._sums[unit] = self._shards.checksum(unit)
-            self._sound[unit] = True
-        return self._shards.size(unit) - self.units.size(unit) if later else 0
-
-    def _fetch(self, ranges: Sequence[Range], made: Sequence[Made] = ()) -> None:
-        """Request ranges, and write them and what was made."""
-        requests = joined_requests(ranges, GAP)
-        bodies = self._bodies([whole for whole, _ in requests])
-        pieces = [
-            Made(part.shard, part.begin, body[part.begin - whole.begin : part.end - whole.begin])
-            for (whole, parts), body in zip(requests, bodies, strict=True)
-            for part in parts
-        ]
-        self._shards.write([*pieces, *made])
-
-    def _bodies(self, ranges: Sequence[Range]) -> list[memoryview]:
-        """The bytes of ranges, requested at the same time, unless other units keep all threads busy
-        anyway.
-        """
-        if self._coming > THREADS:
-            return [self._request(one) for one in ranges]
-        others = [self._pool(1).submit(self._request, one) for one in ranges[1:]]
-        try:
-            bodies = [self._request(one) for one in ranges[:1]]
-        finally:
-            for other in others:
-                wait_for(other)
-        return bodies + [result_of(other) for other in others]
-
-    def _request(self, one: Range) -> memoryview:
-        name = self._shards.names[one.shard]
-        return self.store.read_view(name, one.begin, one.end, self._stamps.get(name, ""))
+            more = self._fetcher.fetch(unit, at_once=self._coming <= THREADS)
+            if unit >= self.units.self_checked:
+                self._sums[unit] = self._shards.checksum(unit)
+                self._sound[unit] = True
+            return more

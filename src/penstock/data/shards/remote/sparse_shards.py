@@ -41,7 +41,8 @@ class SparseShards:
     def __init__(
         self, url: str, cache: Path, folder: Path, table: DocumentTable, units: UnitMap
     ) -> None:
-        self._url, self._cache, self._table, self._units = url, cache, table, units
+        self._url, self._table, self._units = url, table, units
+        self.cache = cache
         self.names = [os.path.basename(path) for path in map(str, table.paths)]
         """Of the shards, in the store and here."""
         self.paths = [os.path.join(folder, name) for name in self.names]
@@ -69,7 +70,7 @@ class SparseShards:
         Raises:
             OutputError: The cache cannot be written.
         """
-        with cache_errors(self._url, self._cache):
+        with cache_errors(self._url, self.cache):
             for shard in {piece.shard for piece in pieces}:
                 handle = os.open(self.paths[shard], os.O_WRONLY | os.O_CLOEXEC)
                 try:
@@ -124,6 +125,6 @@ class SparseShards:
                 _log.warning(
                     "%s: its file system cannot give back parts of files, so the cache of %s grows "
                     "beyond cache_bytes",
-                    self._cache, self._url,
+                    self.cache, self._url,
                 )  # fmt: skip
                 return

@@ -25,10 +25,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.core.folders import base_name, cache_folder
+from penstock.core.json_values import JsonObject
 from penstock.core.urls import url_key
 from penstock.data.shards.format.images import (
     ASSETS,
@@ -36,8 +37,12 @@ from penstock.data.shards.format.images import (
     PROCESSOR_FOLDER,
     assets_path,
 )
-from penstock.data.shards.format.layout import TOKENIZER_FILES, TOKENIZER_FOLDER
-from penstock.data.shards.format.manifest import MANIFEST, Manifest
+from penstock.data.shards.format.manifest import (
+    MANIFEST,
+    TOKENIZER_FILES,
+    TOKENIZER_FOLDER,
+    Manifest,
+)
 from penstock.data.shards.remote.length_ranges import lazy_tables
 from penstock.data.stores.daemons import DaemonPool, result_of
 from penstock.data.stores.files import (
@@ -141,7 +146,7 @@ def _write_note(
     write_json(kept / _NOTE, {**note, "checksum": _seal(note)})
 
 
-def _read_note(kept: Path) -> dict[str, Any] | None:
+def _read_note(kept: Path) -> JsonObject | None:
     """What was noted of an opening; None: none was finished, or the note is damaged.
 
     Notes of earlier versions have no checksums, and files that the manifest has none of are fetched
@@ -161,7 +166,7 @@ def _read_note(kept: Path) -> dict[str, Any] | None:
         return None
 
 
-def _seal(note: dict[str, Any]) -> str:
+def _seal(note: JsonObject) -> str:
     return hashlib.blake2b(json.dumps(note, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -205,7 +210,7 @@ def _complete(
     manifest: Manifest,
     content: bytes,
     listed: Mapping[str, StoredFile],
-    note: dict[str, Any] | None,
+    note: JsonObject | None,
 ) -> dict[str, int]:
     """Have all files of the dataset here as they are in the store, but of the shards only the
     sizes; the manifest last.

@@ -17,7 +17,8 @@ from penstock.data.shards.format.images import WORDS, assets_path, image_of, rec
 from penstock.data.shards.format.layout import IMAGES, SPAN, TREE, ShardLayout
 from penstock.data.shards.format.manifest import ShardInfo
 from penstock.data.shards.format.trees import Tree
-from penstock.data.shards.writing.writer import ShardWriter, SpanBlock
+from penstock.data.shards.writing.blocks import SpanBlock
+from penstock.data.shards.writing.writer import ShardWriter
 from penstock.data.stores.files import output_errors
 
 

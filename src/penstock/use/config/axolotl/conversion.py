@@ -10,17 +10,19 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import yaml
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.terminal import visible
 from penstock.core.yaml_files import parse_yaml, write_yaml
 from penstock.use.config.axolotl.datasets import Prepared, read_dataset, transform_code
 from penstock.use.config.axolotl.keys import NO_EFFECT, UNSUPPORTED
 from penstock.use.config.axolotl.notes import LOUD, Keys, Note, refuse_wrong_kind, report, wrapped
-from penstock.use.config.axolotl.training import PREFERENCES, read_evaluation, read_training
+from penstock.use.config.axolotl.preferences import PREFERENCES
+from penstock.use.config.axolotl.training import read_evaluation, read_training
 from penstock.use.config.document import read_document
 
 OF_ANSWERS = (
@@ -42,7 +44,7 @@ KERNEL_PLUGINS = ("liger", "cut_cross_entropy", "LigerPlugin", "CutCrossEntropyP
 class Imported:
     """A run file made of another library's configuration."""
 
-    run: Mapping[str, Any]
+    run: JsonMapping
     """Contents of the run file."""
     commands: Sequence[str]
     """Shell commands that prepare the data, then train."""
@@ -130,7 +132,7 @@ def _translate(keys: Keys, run_file: str, ranks: int, steps: int | None) -> Impo
     base = str(keys.get("base_model"))
     keys.mapped("base_model", "model: hf:…")
     tokenizer, before = _tokenizer(keys, base)
-    run: dict[str, Any] = {
+    run: JsonObject = {
         "data": _data_section(keys, data, loader, share),
         "model": f"hf:{base}",
         "training": training,
@@ -232,7 +234,7 @@ def _length_of_run(keys: Keys) -> None:
         keys.mapped("num_epochs", "max_epochs of the sources")
 
 
-def _loader(keys: Keys, ranks: int, rl: str) -> dict[str, Any]:
+def _loader(keys: Keys, ranks: int, rl: str) -> JsonObject:
     micro = keys.whole("micro_batch_size", 1) or 1
     batch = keys.whole("batch_size")
     accumulation = keys.whole("gradient_accumulation_steps") or ((batch // micro) if batch else 1)
@@ -267,7 +269,7 @@ def _loader(keys: Keys, ranks: int, rl: str) -> dict[str, Any]:
     return {**loader, **_packing(keys, rl)}
 
 
-def _packing(keys: Keys, rl: str) -> dict[str, Any]:
+def _packing(keys: Keys, rl: str) -> JsonObject:
     packs = bool(keys.get("sample_packing")) or (
         keys.get("sample_packing") is None and bool(keys.get("pretraining_dataset"))
     )
@@ -299,8 +301,8 @@ def _packing(keys: Keys, rl: str) -> dict[str, Any]:
 
 
 def _data_section(
-    keys: Keys, data: Sequence[Prepared], loader: Mapping[str, Any], share: float
-) -> dict[str, Any]:
+    keys: Keys, data: Sequence[Prepared], loader: JsonMapping, share: float
+) -> JsonObject:
     """Sources with their order and epochs."""
     keys.mapped("dataset_exact_deduplication", "--drop-duplicates, of each dataset")
     ordered = bool(keys.get("curriculum_sampling")) and keys.get("shuffle_merged_datasets") is False
@@ -323,9 +325,9 @@ def _data_section(
         groups.setdefault((one.too_long, str(one.chat.get("template"))), []).append(
             f"data/{one.name}{folder}"
         )
-    sources: list[dict[str, Any]] = []
+    sources: list[JsonObject] = []
     for (too_long, _), paths in groups.items():
-        source: dict[str, Any] = {"path": paths[0] if len(paths) == 1 else paths}
+        source: JsonObject = {"path": paths[0] if len(paths) == 1 else paths}
         name = paths[0].removeprefix("data/").removesuffix(folder)
         if folder or len(paths) > 1:
             source["name"] = name if len(paths) == 1 else f"{name} and {len(paths) - 1} more"
@@ -338,14 +340,14 @@ def _data_section(
         if loader.get("packing") != "concat":
             source["too_long"] = too_long
         sources.append(source)
-    section: dict[str, Any] = {"sources": sources, "loader": dict(loader)}
+    section: JsonObject = {"sources": sources, "loader": dict(loader)}
     if keys.get("pretrain_multipack_attn") is False:
         section["attention"] = "row"
     keys.mapped("pretrain_multipack_attn", "data.attention")
     return section
 
 
-def _common_chat(data: Sequence[Prepared]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def _common_chat(data: Sequence[Prepared]) -> tuple[JsonObject, dict[str, JsonObject]]:
     """Chat settings that all datasets of conversations share, and dataset → those in which it
     differs.
     """
@@ -388,7 +390,7 @@ def _tokenizer(keys: Keys, base: str) -> tuple[str, list[str]]:
 def _prepare(
     one: Prepared,
     tokenizer: str,
-    own: Mapping[str, Any] | None,
+    own: JsonMapping | None,
     run_file: str,
     share: float,
     module: str,

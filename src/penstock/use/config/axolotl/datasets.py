@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from pprint import pformat
-from typing import Any, final
+from typing import final
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.urls import has_secrets, shown_url
 from penstock.use.config.axolotl.notes import Keys
 
@@ -122,11 +123,11 @@ class Prepared:
     name: str
     source: str
     too_long: str = "drop"
-    chat: dict[str, Any] = field(default_factory=dict)
+    chat: JsonObject = field(default_factory=dict)
     """Chat settings, for conversations."""
     options: list[str] = field(default_factory=list)
     """Other words of the command."""
-    prompt: tuple[str, Mapping[str, Any]] | None = None
+    prompt: tuple[str, JsonMapping] | None = None
     """Name and arguments of the function that writes its text."""
 
 
@@ -264,9 +265,9 @@ def _plain_text(keys: Keys, prepared: Prepared) -> None:
             keys.mapped(name, "--text-field")
 
 
-def _chat(keys: Keys, general: Keys) -> dict[str, Any]:
+def _chat(keys: Keys, general: Keys) -> JsonObject:
     """Chat settings of an entry, with those of the whole configuration behind them."""
-    chat: dict[str, Any] = {"template": _template(keys, general)}
+    chat: JsonObject = {"template": _template(keys, general)}
     for name in CHAT_KEYS:
         if (value := keys.get(name)) is not None:
             chat[name] = value
@@ -395,9 +396,9 @@ def _as_text(
         prepared.options += ["--column", name]
 
 
-def _preference(keys: Keys, general: Keys, prepared: Prepared, kind: Any) -> None:
+def _preference(keys: Keys, general: Keys, prepared: Prepared, kind: object) -> None:
     """Records with better and worse answers."""
-    chat: dict[str, Any] = {"answers": "tree"}
+    chat: JsonObject = {"answers": "tree"}
     if isinstance(kind, Mapping):
         own = keys.inside(kind, "type")
         fields = {

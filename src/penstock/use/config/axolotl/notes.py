@@ -11,6 +11,7 @@ from textwrap import wrap
 from typing import Any, Literal, final
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonMapping
 from penstock.core.urls import shown_urls
 
 Fate = Literal["mapped", "differs", "decide", "unsupported", "unknown", "no effect"]
@@ -45,7 +46,7 @@ class Note:
 class Keys:
     """A mapping of which every key must be asked for."""
 
-    values: Mapping[str, Any]
+    values: JsonMapping
     file: str
     notes: list[Note] = field(default_factory=list)
     where: str = ""
@@ -118,7 +119,7 @@ class Keys:
         if self.values.get(name) is not None:
             self.note(name, "mapped", target)
 
-    def inside(self, values: Mapping[str, Any], where: str) -> "Keys":
+    def inside(self, values: JsonMapping, where: str) -> "Keys":
         """The keys of a mapping inside this one; notes go to the same list."""
         return Keys(values, self.file, self.notes, f"{self.where}{where}.", asked=self.asked)
 
@@ -144,7 +145,7 @@ class Keys:
                 )
 
 
-def refuse_wrong_kind(found: Any, kind: type, name: str, file: str, expected: str) -> None:
+def refuse_wrong_kind(found: object, kind: type, name: str, file: str, expected: str) -> None:
     """Raise if a value is not of a kind."""
     if not isinstance(found, kind):
         raise ConfigError(f"{file}: {name} is {_short(found)}; expected {expected}")
@@ -190,6 +191,6 @@ def wrapped(line: str, width: int) -> list[str]:
     )
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = " ".join(shown_urls(str(value)).split())
     return text if len(text) <= 50 else f"{text[:49]}…"

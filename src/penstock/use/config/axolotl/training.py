@@ -2,12 +2,13 @@
 intervals.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from penstock.core.errors import ConfigError
+from penstock.core.json_values import JsonObject
 from penstock.use.config.axolotl.datasets import Prepared
 from penstock.use.config.axolotl.notes import Keys
+from penstock.use.config.axolotl.preferences import read_preference
 
 ADAMW = (
     "adamw_torch",
@@ -39,20 +40,11 @@ SHAPES = {
     "constant": "constant",
     "constant_with_warmup": "constant",
 }
-PREFERENCES = {"dpo": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo", "kto": "kto"}
-DPO_LOSSES = {
-    "sigmoid": "dpo",
-    "hinge": "hinge",
-    "ipo": "ipo",
-    "robust": "robust",
-    "sigmoid_norm": "sigmoid_norm",
-    "apo_zero_unpaired": "apo_zero_unpaired",
-}
 AT_END = 1_000_000_000
 """Steps between checkpoints of a run that is saved at its end only."""
 
 
-def read_training(keys: Keys, steps: int | None, epochs: float, rl: str) -> dict[str, Any]:
+def read_training(keys: Keys, steps: int | None, epochs: float, rl: str) -> JsonObject:
     """The section `training`, without evaluators.
 
     Args:
@@ -61,7 +53,7 @@ def read_training(keys: Keys, steps: int | None, epochs: float, rl: str) -> dict
         epochs: Passes over the data.
         rl: Method of learning from answers, or "".
     """
-    training: dict[str, Any] = {}
+    training: JsonObject = {}
     if keys.get("max_steps") is not None:
         training["steps"] = keys.whole("max_steps")
     training |= {
@@ -79,7 +71,7 @@ def read_training(keys: Keys, steps: int | None, epochs: float, rl: str) -> dict
             "training.frozen: check that the patterns fit the model's names",
         )
     if rl:
-        training["preference"] = _preference(keys, rl)
+        training["preference"] = read_preference(keys, rl)
     if keys.get("torch_compile"):
         training["compile"] = True
     keys.mapped("torch_compile", "training.compile")
@@ -96,7 +88,7 @@ def read_training(keys: Keys, steps: int | None, epochs: float, rl: str) -> dict
     return training
 
 
-def _placement(keys: Keys, training: dict[str, Any]) -> None:
+def _placement(keys: Keys, training: JsonObject) -> None:
     shared = keys.whole("context_parallel_size") or keys.whole("sequence_parallel_degree") or 1
     names = ("context_parallel_size", "sequence_parallel_degree")
     if shared > 1 and "preference" not in training:
@@ -144,7 +136,7 @@ def _precision(keys: Keys) -> None:
             keys.note(name, "no effect", "it is off, as it always is here")
 
 
-def _optimizer(keys: Keys) -> dict[str, Any]:
+def _optimizer(keys: Keys) -> JsonObject:
     name = str(keys.get("optimizer", "adamw_torch_fused"))
     kind = "muon" if name == "muon" else "adamw"
     if name in (*ADAMW, "muon"):
@@ -168,7 +160,7 @@ def _optimizer(keys: Keys) -> dict[str, Any]:
         raise ConfigError(f"{keys.file}: learning_rate is missing; axolotl requires it")
     decay, norm = keys.number("weight_decay", 0.0), keys.number("max_grad_norm", 1.0)
     factors = _rate_factors(keys, rate)
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "kind": kind,
         "learning_rate": rate,
         "betas": [keys.number("adam_beta1", 0.9), keys.number("adam_beta2", 0.999)],
@@ -209,10 +201,10 @@ def _rate_factors(keys: Keys, rate: float) -> dict[str, float]:
     return factors
 
 
-def _schedule(keys: Keys, steps: int | None) -> dict[str, Any]:
+def _schedule(keys: Keys, steps: int | None) -> JsonObject:
     name = str(keys.get("lr_scheduler", "cosine"))
     more = dict(keys.get("lr_scheduler_kwargs", {}))
-    found: dict[str, Any] = {"shape": SHAPES.get(name, "cosine")}
+    found: JsonObject = {"shape": SHAPES.get(name, "cosine")}
     floor = keys.number("cosine_min_lr_ratio")
     if name == "cosine_with_min_lr" and set(more) == {"min_lr_rate"}:
         found["floor"] = float(more["min_lr_rate"])
@@ -282,7 +274,7 @@ _OF_PEFT = {
 """Setting of axolotl → ours of the same meaning."""
 
 
-def _lora(keys: Keys) -> dict[str, Any] | None:
+def _lora(keys: Keys) -> JsonObject | None:
     adapter = keys.get("adapter")
     rank, alpha = keys.whole("lora_r", 8), keys.number("lora_alpha", 8.0)
     targets, linear = keys.get("lora_target_modules"), keys.get("lora_target_linear")
@@ -309,7 +301,7 @@ def _lora(keys: Keys) -> dict[str, Any] | None:
         keys.mapped(name, "training.lora")
     assert rank is not None
     assert alpha is not None
-    found: dict[str, Any] = {"rank": rank, "alpha": alpha}
+    found: JsonObject = {"rank": rank, "alpha": alpha}
     found |= {name: value for name, value in more.items() if value}
     if isinstance(targets, list):
         found["targets"] = [str(one) for one in targets]
@@ -330,90 +322,8 @@ def _lora(keys: Keys) -> dict[str, Any] | None:
     return found
 
 
-def _preference(keys: Keys, rl: str) -> dict[str, Any]:
-    keys.mapped("rl", f"training.preference.kind: {PREFERENCES[rl]}")
-    found: dict[str, Any] = {"kind": PREFERENCES[rl]}
-    trl = keys.get("trl", {})
-    beta = trl.get("beta") if isinstance(trl, Mapping) else None
-    for name in ("rl_beta", "dpo_beta", "orpo_alpha"):
-        if keys.get(name) is None:
-            continue
-        if name == "orpo_alpha" and rl != "orpo":
-            keys.note(name, "no effect", "it is for rl: orpo")
-            continue
-        beta = keys.number(name) if beta is None else beta
-        keys.mapped(name, "training.preference.beta")
-    if trl and set(trl) <= {"beta"}:
-        keys.mapped("trl", "training.preference.beta")
-    elif trl:
-        keys.note(
-            "trl",
-            "unsupported",
-            "only beta is read of it; the others are for methods that sample answers",
-            shown=True,
-        )
-    found["beta"] = 0.1 if beta is None else float(beta)
-    smoothing = keys.number("dpo_label_smoothing", 0.0)
-    if smoothing and rl == "dpo":
-        found |= {"kind": "cdpo", "label_smoothing": smoothing}
-    keys.mapped("dpo_label_smoothing", "training.preference.label_smoothing, kind cdpo")
-    _dpo_losses(keys, rl, found)
-    if rl == "simpo":
-        found |= {
-            "gamma": keys.number("simpo_gamma", 0.5),
-            "sft_weight": keys.number("cpo_alpha", 1.0),
-        }
-        keys.mapped("simpo_gamma", "training.preference.gamma")
-        keys.note(
-            "cpo_alpha",
-            "differs",
-            "training.preference.sft_weight (axolotl's default is 1), a mean over pairs here, "
-            "not over their tokens",
-        )
-    elif rl == "orpo":
-        found["sft_weight"] = 1.0
-    for name in ("simpo_gamma", "cpo_alpha"):
-        if name not in keys.noted and keys.get(name) is not None:
-            keys.note(name, "no effect", "it is for rl: simpo")
-    return found
-
-
-def _dpo_losses(keys: Keys, rl: str, found: dict[str, Any]) -> None:
-    given = keys.get("dpo_loss_type")
-    given = [given] if isinstance(given, str) else given
-    if not given:
-        return
-    weights = keys.get("dpo_loss_weights") or [1.0] * len(given)
-    unknown = [one for one in given if one not in (*DPO_LOSSES, "sft")]
-    if rl != "dpo" or unknown:
-        keys.note(
-            "dpo_loss_type", "unsupported", "known here: " + ", ".join(DPO_LOSSES), shown=True
-        )
-        return
-    kinds = {
-        DPO_LOSSES[one]: float(weight)
-        for one, weight in zip(given, weights, strict=True)
-        if one != "sft"
-    }
-    first, *others = kinds.items()
-    if first[1] != 1.0:
-        keys.note(
-            "dpo_loss_weights",
-            "differs",
-            "the first loss has weight 1 and others are relative to it; multiply the learning "
-            "rate instead",
-        )
-    found["kind"] = first[0]
-    if others:
-        found["also"] = {name: weight / first[1] for name, weight in others}
-    if "sft" in given:
-        found["sft_weight"] = float(weights[given.index("sft")]) / first[1]
-    keys.mapped("dpo_loss_type", "training.preference.kind and also")
-    keys.mapped("dpo_loss_weights", "training.preference.also")
-
-
-def _checkpoints(keys: Keys, steps: int | None, epochs: float) -> dict[str, Any]:
-    found: dict[str, Any] = {"keep": keys.whole("save_total_limit") or 4}
+def _checkpoints(keys: Keys, steps: int | None, epochs: float) -> JsonObject:
+    found: JsonObject = {"keep": keys.whole("save_total_limit") or 4}
     keys.mapped("save_total_limit", "training.checkpoints.keep")
     if keys.get("save_strategy") == "no":
         found["every"] = AT_END
@@ -475,7 +385,7 @@ def read_evaluation(
     steps: int | None,
     epochs: float,
     rl: str,
-) -> tuple[float, dict[str, Any] | None]:
+) -> tuple[float, JsonObject | None]:
     """The share of documents that is held out, and the evaluator of what is held out."""
     share = keys.number("val_set_size", 0.0) or 0.0
     if share >= 1:
@@ -511,7 +421,7 @@ def read_evaluation(
         and keys.get("max_steps") is None
     ):
         every = max(1, round(steps / epochs))
-    found: dict[str, Any] = {"kind": "preference" if rl else "loss"}
+    found: JsonObject = {"kind": "preference" if rl else "loss"}
     if len(paths) == 1:
         found["data"] = paths[0]
     else:

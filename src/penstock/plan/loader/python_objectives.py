@@ -1,0 +1,68 @@
+"""Rewrites the pieces of a step whose objectives have no compiled form, in Python."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, final
+
+import numpy as np
+
+from penstock.core.arrays import Float32, Int32, Int64, Records, UInt64
+from penstock.core.compiled import address_of
+from penstock.plan.loader._fill_kernels import PYTHON_ARRAYS
+from penstock.plan.loader._plan_kernels import PIECE
+from penstock.plan.loader.rewriting import Rewriting
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PythonOutput:
+    """What Python objectives wrote for the P pieces of a step, concatenated; other pieces take no
+    space.
+    """
+
+    starts: Annotated[Int64, "pieces"]
+    """[P] first slot of each piece in `tokens` and `weights`; [0] where no source has a Python
+    objective.
+    """
+    tokens: Annotated[Int32, "slots"]
+    weights: Annotated[Float32, "slots"]
+    prefixes: Annotated[Int32, "pieces"]
+    """[P] prefix of each piece; as `starts`."""
+    addresses: Annotated[UInt64, "4"] = field(init=False)
+    """Where each of the arrays above begins: the bytes of one `PYTHON_ARRAYS`."""
+
+    def __post_init__(self) -> None:
+        arrays = [getattr(self, name) for name in PYTHON_ARRAYS.names or ()]
+        object.__setattr__(
+            self, "addresses", np.array([address_of(array) for array in arrays], np.uint64)
+        )
+
+
+_NO_OUTPUT = PythonOutput(
+    starts=np.empty(0, np.int64),
+    tokens=np.empty(0, np.int32),
+    weights=np.empty(0, np.float32),
+    prefixes=np.empty(0, np.int32),
+)
+
+
+def run_python(
+    rewritings: Sequence[Rewriting], pieces: Annotated[Records, PIECE, "pieces"]
+) -> PythonOutput:
+    """Rewrite the pieces of sources whose objective has no compiled form (`program()` is absent or
+    None).
+    """
+    if not any(rewriting.runs_in_python for rewriting in rewritings):
+        return _NO_OUTPUT
+    prefixes = np.zeros(len(pieces), np.int32)
+    in_python = np.array([rewriting.runs_in_python for rewriting in rewritings])[pieces["source"]]
+    lengths = np.where(in_python, pieces["length"], 0)
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    total = int(ends[-1]) if len(ends) else 0
+    tokens, weights = np.empty(total, np.int32), np.empty(total, np.float32)
+    for p in np.flatnonzero(in_python).tolist():
+        written = rewritings[pieces["source"][p]].write(pieces[p])
+        tokens[starts[p] : ends[p]], weights[starts[p] : ends[p]] = written.tokens, written.weights
+        prefixes[p] = written.prefix
+    return PythonOutput(starts=starts, tokens=tokens, weights=weights, prefixes=prefixes)

@@ -1,0 +1,81 @@
+"""What is said of a training run before it starts: parameters, memory, rows, steps."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.learn.training import Trainer
+from penstock.models import ModelSettings
+from penstock.models.recurrent.choice import recurrent_operations
+from penstock.plan.loader.loader import Loader
+
+if TYPE_CHECKING:
+    from penstock.learn.distillation.distiller import Distiller
+    from penstock.learn.training.distributed import Ranks
+
+
+def describe(trainer: "Trainer", model: ModelSettings | str | None) -> list[tuple[str, str]]:
+    """Summary of a run as (name, value): parameters, memory, tokens, steps."""
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    # A frozen weight has no gradient and no optimiser state: 4 bytes instead of 16.
+    memory = sum(p.numel() * (16 if p.requires_grad else 4) for p in trainer.model.parameters())
+    held = trainer.reference_parameters
+    if trainer.settings.shard:
+        memory //= trainer.ranks.place.size
+    loader: Loader = trainer.loader
+    if model is None and trainer.settings.beginning is not None:
+        model = f"that of {trainer.settings.beginning.run}"
+    plan = loader.settings
+    first = loader.start.step
+    slots = plan.sequence_length * loader.rows_before(trainer.steps)
+    of_step = (
+        "" if len(plan.ramp.phases) > 1 else f", {plan.sequence_length * plan.ramp.largest:,} slots"
+    )
+    way = _packing_way(trainer) if loader.needs_isolation else ""
+    recurrent = recurrent_operations(trainer.model)
+    return [
+        (
+            "model",
+            f"{model.layers} layers of {model.width}"
+            if isinstance(model, ModelSettings)
+            else str(model),
+        ),
+        ("parameters", f"{parameters:,}"),
+        ("weights, gradients, optimiser", f"{memory / 1e6:,.1f} MB a rank"),
+        ("rows", f"{plan.ramp} of {plan.sequence_length} slots a step{of_step}"),
+        (
+            "steps",
+            f"{f'{first + 1:,} to ' if first else ''}{trainer.steps:,}, at most {slots:,} tokens",
+        ),
+        *([("documents of a row", way)] if way else []),
+        *([("recurrent operations", recurrent.describe())] if recurrent.backends else []),
+        *([("reference model", f"{4 * held / 1e6:,.1f} MB a rank")] if held else []),
+        *([] if trainer.distiller is None else [("teachers", _teachers(trainer.distiller))]),
+        ("ranks", f"{trainer.ranks.place.size}, on {trainer.ranks.device}{_shared(trainer.ranks)}"),
+        ("bits", ", ".join(f"{name} {value}" for name, value in trainer.bits.items())),
+    ]
+
+
+def _packing_way(trainer: "Trainer") -> str:
+    """How rows of several documents run, and what the first row costs more than one pass."""
+    model: Any = trainer.model
+    way: str = model.packing(trainer.loader.settings.sequence_length).way
+    # Only models of transformers may. Where they do not, the plan need not be replayed.
+    if not getattr(model, "runs_several_passes", False):
+        return way
+    pieces = trainer.loader.explain(trainer.loader.step, row=0)
+    begins = np.array([piece.begin for piece in pieces], np.int64)
+    ends = begins + np.array([piece.num_tokens for piece in pieces], np.int64)
+    return f"{way} (the first row: {model.packing_cost(begins, ends)})"
+
+
+def _shared(ranks: "Ranks") -> str:
+    return f"; {ranks.context.size} share each row" if ranks.context.size > 1 else ""
+
+
+def _teachers(distiller: "Distiller") -> str:
+    """The teachers with their losses, in one line."""
+    named = (one.settings for one in distiller.teachers)
+    return ", ".join(
+        f"{one.model or one.cache} ({one.loss.kind}, weight {one.weight:g})" for one in named
+    )

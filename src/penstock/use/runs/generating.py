@@ -1,0 +1,221 @@
+"""Generates with a run's model: texts, replies of a chat, answers for a policy."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from penstock.chat import Template, load_template
+from penstock.core.errors import ConfigError
+from penstock.learn.generation.session import ChatSession, first_id, fit_chat, room_for
+from penstock.learn.generation.settings import Sampling, sampling_defaults
+from penstock.learn.training.run_folder import RunFolder
+from penstock.use.runs.keywords import (
+    GenerateKeywords,
+    OpeningKeywords,
+)
+from penstock.use.runs.opening import Opened, writer_of
+from penstock.use.runs.rollouts import read_records, write_rollouts
+from penstock.use.runs.run_document import check_names
+
+if TYPE_CHECKING:
+    from penstock.use.runs.opening import Writer
+    from penstock.use.runs.rollouts import Rollouts
+
+MOST_AT_ONCE = 32
+"""Maximum number of texts generated at the same time."""
+TEMPERATURE = 0.8
+"""Default temperature of a model whose base has none."""
+Asked = list[tuple[str, Sampling]]
+"""Prompts, each with its sampling settings."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledText:
+    """A text that a model wrote."""
+
+    prompt: str
+    text: str
+    """Without its prompt."""
+    finish_reason: str
+    """stop, or length."""
+    seed: int
+    tokens: tuple[int, ...]
+    """All chosen tokens, including a stop id."""
+
+
+def ask(prompts: Sequence[str], num: int, sampling: Sampling) -> Asked:
+    """Each prompt `num` times, with seeds counting up from that of `sampling`."""
+    return [
+        (text, replace(sampling, seed=sampling.seed + number))
+        for text in prompts
+        for number in range(num)
+    ]
+
+
+def prompt_ids(writer: "Writer", asked: Asked) -> list[list[int]]:
+    """The tokens of each prompt, after BOS if the model was trained with it; an empty one needs
+    some token.
+    """
+    first = first_id(writer.tokenizer, writer.begin_ids)
+    ids = [[*writer.begin_ids, *writer.tokenizer.encode(text).tolist()] for text, _ in asked]
+    return [one or ([] if first is None else [first]) for one in ids]
+
+
+def sample_texts(
+    call: str,
+    open_model: Callable[[OpeningKeywords], Opened],
+    prompts: Sequence[str],
+    samples: int,
+    settings: dict[str, Any],
+) -> list[SampledText]:
+    """Texts of each prompt; see `Run.sample`."""
+    opening = _checked(call, settings, "samples")
+    if not prompts:
+        return []
+    opened = open_model(opening)
+    asked = ask(prompts, samples, _sampling(settings, own_sampling(opened.run)))
+    writer = writer_of(opened, min(len(asked), MOST_AT_ONCE))
+    written = writer.engine.generate_all(prompt_ids(writer, asked), [how for _, how in asked])
+    return [
+        SampledText(
+            prompt=prompt,
+            text=one.text,
+            finish_reason=one.finish_reason,
+            seed=how.seed,
+            tokens=one.tokens,
+        )
+        for (prompt, how), one in zip(asked, written, strict=True)
+    ]
+
+
+def stream_text(
+    open_model: Callable[[OpeningKeywords], Opened], prompt: str, settings: dict[str, Any]
+) -> Iterator[str]:
+    """The text of a prompt, piece by piece; see `Run.stream`."""
+    opened = open_model(_checked("Run.stream", settings))
+    asked = ask([prompt], 1, _sampling(settings, own_sampling(opened.run)))
+    writer = writer_of(opened, 1)
+    events = writer.engine.generate(prompt_ids(writer, asked), [how for _, how in asked])
+    return (event.text for event in events)
+
+
+def open_session(
+    open_model: Callable[[OpeningKeywords], Opened],
+    system: str | None,
+    template: str | Path | Template | None,
+    settings: dict[str, Any],
+) -> ChatSession:
+    """A conversation with a model; see `Run.session`."""
+    opened = open_model(_checked("Run.session", settings, "system", "template"))
+    chosen = opened.template if template is None else template
+    if isinstance(chosen, str | Path):
+        chosen = load_template(chosen, tokenizer=opened.tokenizer)
+    if chosen is None:
+        raise ConfigError(
+            f"{opened.run.path}: has no chat template; set template to one, or generate text"
+        )
+    # A reply may be as long as the context has room for it.
+    own = {"max_tokens": None, **own_sampling(opened.run)}
+    writer = writer_of(opened, 1)
+    return ChatSession(
+        writer.engine,
+        chosen,
+        sampling=_sampling({"min_tokens": 1, **settings}, own),
+        system=system,
+        images=None if writer.images is None else writer.images.within(""),
+    )
+
+
+def _checked(call: str, settings: dict[str, Any], *more: str) -> OpeningKeywords:
+    """Refuse wrong settings before the model is read; takes those for opening it out of them."""
+    check_names(call, settings, GenerateKeywords, *more)
+    opening = take_opening(settings)
+    _sampling(settings, {})
+    return opening
+
+
+def sample_rollouts(
+    open_model: Callable[[OpeningKeywords], Opened],
+    prompts: str | Path | Sequence[str | Mapping[str, Any]],
+    reward: Any,
+    output: str | Path,
+    samples: int,
+    progress: bool,
+    settings: dict[str, Any],
+) -> "Rollouts":
+    """Answers to prompts, judged, as a dataset; see `Run.rollouts`."""
+    check_names("Run.rollouts", settings, GenerateKeywords, "samples", "progress")
+    opening = take_opening(settings)
+    # A policy learns from what was drawn, so the base's own filters do not count.
+    sampling = _sampling({"temperature": 1.0, **settings}, {})
+    records = (
+        read_records(prompts)
+        if isinstance(prompts, str | Path)
+        else [{"prompt": one} if isinstance(one, str) else one for one in prompts]
+    )
+    return write_rollouts(
+        open_model(opening),
+        records,
+        reward,
+        output,
+        samples=samples,
+        sampling=sampling,
+        progress=progress,
+    )
+
+
+def write_reply(
+    open_model: Callable[[OpeningKeywords], Opened],
+    messages: Sequence[Any],
+    settings: dict[str, Any],
+) -> str:
+    """The reply to a conversation; see `Run.chat`."""
+    opened = open_model(_checked("Run.chat", settings))
+    if opened.template is None:
+        raise ConfigError(
+            f"{opened.run.path}: it has no chat template; it was not trained on chats; use "
+            "Run.generate"
+        )
+    sampling = _sampling({"min_tokens": 1, **settings}, own_sampling(opened.run))
+    writer = writer_of(opened, 1)
+    engine, images = writer.engine, None if writer.images is None else writer.images.within("")
+    prompt = fit_chat(
+        messages, opened.template, opened.tokenizer, room=room_for(engine, sampling), images=images
+    )
+    [written] = engine.generate_all([prompt.ids], [sampling], images=[prompt.images])
+    text: str = written.text
+    return text
+
+
+def own_sampling(run: RunFolder) -> dict[str, Any]:
+    """The defaults of sampling that a model's base gives.
+
+    Raises:
+        ConfigError: One is out of range.
+    """
+    return sampling_defaults(run.facts.generation)
+
+
+def sampling_of(given: dict[str, Any], own: dict[str, Any]) -> Sampling:
+    """The sampling that arguments give, else the model's own defaults, else ours."""
+    return Sampling(**{"temperature": TEMPERATURE, **own, **given})
+
+
+def _sampling(settings: dict[str, Any], own: dict[str, Any]) -> Sampling:
+    """Keyword arguments as settings; `stop` may be one string or several."""
+    if "stop" in settings:
+        settings["stop"] = (
+            (settings["stop"],) if isinstance(settings["stop"], str) else tuple(settings["stop"])
+        )
+    return sampling_of(settings, own)
+
+
+def take_opening(settings: dict[str, Any]) -> OpeningKeywords:
+    """Remove the keywords for opening a model from `settings`, and return them."""
+    found: Any = {
+        name: settings.pop(name) for name in OpeningKeywords.__annotations__ if name in settings
+    }
+    opening: OpeningKeywords = found
+    return opening
