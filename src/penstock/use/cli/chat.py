@@ -139,7 +139,7 @@ def _answer_lines(session: "ChatSession", images: Sequence[str]) -> None:
 class Terminal:
     """An interactive conversation: reads messages and commands, streams replies, shows notes."""
 
-    def __init__(self, session: "ChatSession", trained: ps.Run, images: Sequence[str] = ()) -> None:
+    def __init__(self, session: "ChatSession", trained: "ps.Run", images: Sequence[str] = ()) -> None:
         self._session, self._trained = session, trained
         self._attached = [*images]
         self._console = safe_console()

@@ -100,7 +100,7 @@ def _print_texts(written: "list[SampledText]") -> None:
         print()
 
 
-def _print_json(trained: ps.Run, written: "list[SampledText]") -> None:
+def _print_json(trained: "ps.Run", written: "list[SampledText]") -> None:
     texts = [
         {
             "prompt": one.prompt,
