@@ -33,7 +33,7 @@ from penstock.media.images import ImageSettings, read_picture
 from penstock.media.processor import load_processor
 from penstock.models.theirs.model import HuggingFaceModel
 from penstock.plan.loader.image_cache import ImageCache
-from penstock.use.inspection.datasets import dry_run
+from penstock.use.inspection.plan_report import dry_run
 
 CONTROLS = [
     "<|im_start|>",

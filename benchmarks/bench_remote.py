@@ -52,7 +52,7 @@ import numpy as np
 import penstock as ps
 from bench_opening import repeated
 from common import Peer, arguments, lognormal_lengths, table
-from penstock.data.shards.remote.residency import GAP, THREADS
+from penstock.data.shards.remote.unit_fetcher import GAP, THREADS
 from penstock.data.shards.remote.units import joined_requests
 from penstock.data.stores.store import Store
 

@@ -23,7 +23,7 @@ DOORS = sorted(
     ".".join(["penstock", *path.relative_to(PACKAGE).parts[:-1]])
     for path in PACKAGE.rglob("__init__.py")
 )
-TOOLS = {"lazy", "public_names", "short_addresses", "MissingExtraError", "__version__"}
+TOOLS = {"lazy", "public_names", "MissingExtraError", "__version__"}
 """What doors import for themselves; everything else that they import from penstock is public."""
 
 
@@ -43,14 +43,10 @@ def _imported(statements: list[ast.stmt]) -> dict[str, str]:
     }
 
 
-def _guarded(door: str) -> dict[str, str]:
-    """The names that are imported for type checkers only."""
-    guards = [
-        node
-        for node in _body(door)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    ]
-    return {name: module for guard in guards for name, module in _imported(guard.body).items()}
+def _lazy(door: str) -> dict[str, str]:
+    """The names that are imported on first use."""
+    blocks = [node for node in _body(door) if isinstance(node, ast.With)]
+    return {name: module for block in blocks for name, module in _imported(block.body).items()}
 
 
 def _defined(statements: list[ast.stmt]) -> set[str]:
@@ -62,17 +58,6 @@ def _defined(statements: list[ast.stmt]) -> set[str]:
     ]
     names = functions | {target.id for target in targets if isinstance(target, ast.Name)}
     return {name for name in names if not name.startswith("_")}
-
-
-def _in_lazy_tables(door: str) -> set[str]:
-    tables = [
-        node
-        for statement in _body(door)
-        if not isinstance(statement, ast.FunctionDef | ast.ClassDef)
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Dict)
-    ]
-    return {ast.literal_eval(key) for table in tables for key in table.keys if key is not None}
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -87,13 +72,8 @@ def test_dir_shows_the_public_names_and_nothing_else(door):
 @pytest.mark.parametrize("door", DOORS)
 def test_public_names_are_the_eager_and_the_lazy_ones(door):
     eager = set(_imported(_body(door))) | _defined(_body(door))
-    assert eager & set(_guarded(door)) == set()
-    assert eager | set(_guarded(door)) == set(import_module(door).__all__)
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_lazy_names_are_those_that_type_checkers_see(door):
-    assert _in_lazy_tables(door) == set(_guarded(door))
+    assert eager & set(_lazy(door)) == set()
+    assert eager | set(_lazy(door)) == set(import_module(door).__all__)
 
 
 def _get(room: ModuleType, name: str) -> object:
@@ -147,7 +127,7 @@ def test_lazy_names_are_the_objects_that_type_checkers_see():
     """With all modules imported: Python puts each of them into its room, where it must not hide a
     public name.
     """
-    wanted = {door: _guarded(door) for door in DOORS}
+    wanted = {door: _lazy(door) for door in DOORS}
     code = (
         "import importlib, json, pkgutil, sys, penstock\nfor module in "
         "pkgutil.walk_packages(penstock.__path__, 'penstock.'):\n    if "
@@ -186,7 +166,11 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     package = tmp_path / "lazyroom"
     package.mkdir()
     (package / "__init__.py").write_text(
-        "from math import pi\n__all__ = ['pi', 'found', 'plain']\n"
+        "from math import pi\n\nfrom penstock.core.lazy_imports import lazy\n\n"
+        "with lazy(__name__):\n    from lazyroom import plain\n"
+        "    from lazyroom.plain import found as other\n"
+        "    from lazyroom.with_torch import tensor\n"
+        "    from lazyroom.with_unknown import unknown\n\n__all__ = ['pi', 'other', 'plain']\n"
     )
     (package / "plain.py").write_text("found = 3\n")
     (package / "with_torch.py").write_text("import torch\n")
@@ -199,14 +183,24 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_lazy_names_say_what_is_missing(room: str):
-    names = {"found": "plain", "tensor": "with_torch", "unknown": "with_unknown"}
-    import_module(room)
-    find, listed = lazy(room, names, {"other": "plain"})
-    assert (find("found"), find("other").__name__) == (3, "lazyroom.plain")
-    assert {name for name in listed() if not name.startswith("__")} == {"pi", "found", "plain"}
+    opened = import_module(room)
+    assert "lazyroom.plain" not in sys.modules
+    assert (opened.other, opened.plain.__name__) == (3, "lazyroom.plain")
+    assert {name for name in dir(opened) if not name.startswith("__")} == {"pi", "other", "plain"}
     with pytest.raises(MissingExtraError, match=r"pip install 'penstock\[train\]'"):
-        find("tensor")
+        _ = opened.tensor
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
-        find("unknown")
+        _ = opened.unknown
     with pytest.raises(AttributeError, match="module 'lazyroom' has no attribute 'pie'"):
-        find("pie")
+        _ = opened.pie
+
+
+def test_only_the_statements_of_the_block_are_put_off():
+    """What other modules import meanwhile, in this thread or another, is imported."""
+    this = sys.modules[__name__]
+    with lazy(__name__):
+        other = import_module("fractions")
+        from penstock.core.lazy_imports import lazy as inner
+    assert (other.Fraction(1, 2) * 2, inner is lazy) == (1, False)
+    for name in ("__getattr__", "__dir__"):
+        del vars(this)[name]

@@ -42,7 +42,7 @@ def test_the_verb_plan_takes_the_steps_of_the_run(run_file, capsys):
 
 
 def test_of_a_long_run_it_plans_the_beginning_and_says_so(run_file, capsys, monkeypatch):
-    monkeypatch.setattr("penstock.use.cli.train.PLANNED_ROWS", 20)
+    monkeypatch.setattr("penstock.use.runs.planning.PLANNED_ROWS", 20)
     told = plan(run_file, capsys, "training.steps=100000")
     assert (told["planned below"], told["plan"]["steps"]) == ("the first 5 of 100,000 steps", 5)
     assert PLANNED_ROWS > 10_000
@@ -90,7 +90,7 @@ def test_writers_get_the_run_file_with_its_overrides(run_file, tmp_path, monkeyp
         def close(self):
             """Nothing is open."""
 
-    monkeypatch.setattr("penstock.learn.training.trackers.WandB", Writer)
+    monkeypatch.setattr("penstock.learn.training.metrics.WandB", Writer)
     monkeypatch.setattr("penstock.learn.training.checks.find_spec", lambda name: name)
     changes = [
         "training.steps=2",

@@ -155,7 +155,7 @@ training: {steps: 6, checkpoints: {every: 2}}
 
 @pytest.mark.slow
 def test_the_slurm_script_trains(tmp_path):
-    """With stand-ins for SLURM's programs: one node, two processes."""
+    """With stand-ins for SLURM's programs: one node, two processes, then one."""
     pytest.importorskip("torch")
     texts = make_texts(300, 0, words=WATER, shortest=2, longest=20, end="")
     prepare_here(iter(texts), tiny_tokenizer(tmp_path / "tokenizer", texts, 300), tmp_path / "data")
@@ -175,14 +175,13 @@ def test_the_slurm_script_trains(tmp_path):
         SLURM_JOB_ID=str(os.getpid()),
         SLURM_JOB_NUM_NODES="1",
         SLURM_CPUS_PER_TASK="2",
-        PROCESSES_PER_NODE="2",
     )
-    for steps in (4, 6):  # the second time, it goes on
+    for steps, processes in ((4, "2"), (6, "1")):  # the second time, it goes on
         (tmp_path / "run.yaml").write_text(RUN_FILE.replace("steps: 6", f"steps: {steps}"))
         done = subprocess.run(
             ["bash", SLURM, "run.yaml", "runs/a"],
             cwd=tmp_path,
-            env=environment,
+            env={**environment, "PROCESSES_PER_NODE": processes},
             capture_output=True,
             text=True,
             check=False,

@@ -22,7 +22,6 @@ from penstock.learn.generation import Prompt
 from penstock.models.exporting import export
 from penstock.use.cli import chat, generate
 from penstock.use.cli.chat import Terminal, Wrapping
-from penstock.use.runs.opening import Writer
 
 TOKENIZER = byte_tokenizer("<bos>", "<eos>", "<|im_start|>", "<|im_end|>")
 
@@ -142,7 +141,7 @@ def test_chat_needs_a_template(folder, tmp_path):
     for file in folder.iterdir():
         if file.suffix != ".jinja":
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(ConfigError, match=r"chat.*template.*--template"):
+    with pytest.raises(ConfigError, match=r"has no chat template; set template"):
         call(chat, str(tmp_path), given="hi\n")
     assert (
         call(
@@ -180,6 +179,7 @@ class Session:
     def __init__(self, *answers: Any) -> None:
         self.answers, self.asked, self.images = list(answers), [], []
         self.system, self.messages = None, [{"role": "user", "content": "hé"}]
+        self.context_length, self.reads_images = 99, False
 
     def reply(self, text: str, images: Any = ()) -> Any:
         self.asked.append(text)
@@ -200,7 +200,7 @@ class Session:
 def talk(monkeypatch, capsys):
     """Lines that a user types, and what the terminal shows; an exception stands for a key."""
 
-    def run(session: Session, *lines: Any, images: Any = None) -> str:
+    def run(session: Session, *lines: Any) -> str:
         typed = iter([*lines, EOFError()])
 
         def read(prompt: str) -> str:
@@ -210,11 +210,7 @@ def talk(monkeypatch, capsys):
             return str(line)
 
         monkeypatch.setattr(builtins, "input", read)
-        engine = type("Engine", (), {"context_length": 99})()
-        writer = Writer(
-            name="[m]", step=7, engine=engine, tokenizer=None, template=None, images=images
-        )
-        Terminal(session, writer).run()
+        Terminal(session, "[m]", 7).run()
         return str(capsys.readouterr().out)
 
     return run
@@ -282,7 +278,8 @@ def test_images_go_with_the_next_message(talk, tmp_path):
     )
     image, none = str(tmp_path / "a.png"), str(tmp_path / "b.png")
     lines = (f"/image {image}", f"/image {none}", "one", f"/image {image}", "two", "three")
-    shown = " ".join(talk(session, *lines, images=True).split())
+    session.reads_images = True
+    shown = " ".join(talk(session, *lines).split())
     assert session.images == [[image], [image], []]
     assert "there is no such file" in shown
     session = Session(Answer(["red"]))

@@ -274,10 +274,10 @@ def test_once_all_is_here_steps_are_made_as_from_a_local_disk(store, threads, mo
     """In the middle of an iteration, and from the beginning of the next; with what is behind the
     slice not here.
     """
-    monkeypatch.setattr("penstock.plan.loader.fetching._ALL_SECONDS", 0.0)
-    monkeypatch.setattr("penstock.plan.loader.fetching._ALL_SHARE", 0)
+    monkeypatch.setattr("penstock.plan.loader.steps_ahead._ALL_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.plan.loader.steps_ahead._ALL_SHARE", 0)
     # A fast machine would ask for all steps before the first is taken.
-    monkeypatch.setattr("penstock.plan.loader.fetching.AHEAD_STEPS", 16)
+    monkeypatch.setattr("penstock.plan.loader.steps_ahead.AHEAD_STEPS", 16)
     local, remote = pair(store, "chats", max_epochs=4, slice=(0.0, 0.7), too_long="drop", **BLOCK)
     here, there = (Loader(one, threads=threads, **SETTINGS) for one in (local, remote))
     asked = []
@@ -313,9 +313,11 @@ def test_more_units_are_wanted_than_there_are_threads(store, monkeypatch):
     local, remote = pair(store, "chats", max_epochs=1, shuffle="full")
     loader, coming = Loader(remote, **SETTINGS), []
     holder = loader.datasets[0].table.holder
-    bodies = holder._bodies
+    fetch = holder._fetcher.fetch
     monkeypatch.setattr(
-        holder, "_bodies", lambda ranges: coming.append(holder._coming) or bodies(ranges)
+        holder._fetcher,
+        "fetch",
+        lambda unit, at_once: coming.append(holder._coming) or fetch(unit, at_once=at_once),
     )
     store.latency = 0.01
     store.fail("500", 3, "00001.arrow")

@@ -22,8 +22,8 @@ from penstock import Dataset, chat, load_tokenizer, prepare
 from penstock.core.errors import ConfigError, OutputError, RecordError
 from penstock.core.ragged import Ragged
 from penstock.data.prepare import ChatSettings
-from penstock.data.prepare.chats import spans_of
 from penstock.data.shards import verify
+from penstock.data.shards.writing.blocks import spans_of
 from penstock.data.sources import Fields
 
 DATED = "{{ strftime_now('%Y-%m-%d') + '\n' }}" + CHATML

@@ -219,8 +219,10 @@ def teacher(data: Path, folder: Path, model: tuple[str, dict[str, Any]], **setti
     return f"teacher={json.dumps({'teachers': [section]})}"
 
 
-@pytest.mark.parametrize("process", ["here", pytest.param("own", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(
+    ("dry_run", "process"),
+    [(True, "here"), (False, "here"), pytest.param(False, "own", marks=pytest.mark.slow)],
+)
 def test_a_teacher_is_refused_before_the_run_is_begun(data, tmp_path, dry_run, process):
     """Although most rows hold no document that is too long for it."""
     told = teacher(data, tmp_path / "teacher", LONGROPE, process=process)
@@ -248,9 +250,8 @@ def test_each_cure_of_a_teacher_that_was_refused(data, tmp_path, cure):
 
 def test_a_teacher_of_a_cache_is_refused_at_once(data, tmp_path):
     told = teacher(data, tmp_path / "teacher", LONGROPE)
-    settings = load_run(data / "run.yaml", [told])
     with pytest.raises(IsolationError, match="more than 24 tokens"):
-        cache_teacher(settings, tmp_path / "cache")
+        cache_teacher(data / "run.yaml", tmp_path / "cache", device="cpu", assignments=[told])
     assert not (tmp_path / "cache").exists()
 
 

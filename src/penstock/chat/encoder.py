@@ -300,7 +300,7 @@ class ChatEncoder:
             return [None] * len(encoded)
         rows = Ragged.from_rows([text.ids for text in encoded], np.uint32)
         weights = scan(rows, self.boundaries, roles, self.mask_settings.train_on_eos)
-        return [weights[row] != 0 for row in range(len(encoded))]
+        return np.split(weights.values != 0, weights.offsets[1:-1])
 
     def _draft(self, conversation: Conversation, *, prompted: bool = False) -> Draft:
         return render_draft(

@@ -7,10 +7,11 @@ schema of run files are made from these declarations.
 """
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from inspect import cleandoc
+from itertools import chain
 from pathlib import Path
 from typing import final
 
@@ -85,7 +86,7 @@ def declared(address: str) -> dict[str, Declaration]:
     if not isinstance(node, ast.ClassDef):
         raise ConfigError(f"{address}: no class or function of this name")
     known: dict[str, Declaration] = {}
-    for base in node.bases:
+    for base in reversed(node.bases):
         origin = _resolve(module, ast.unparse(base))
         if origin is not None and isinstance(origin[1], ast.ClassDef):
             known |= declared(f"{origin[0]}.{origin[1].name}")
@@ -209,11 +210,12 @@ def _names(module: str) -> Mapping[str, ast.AST | tuple[str, str]]:
     place = PACKAGE.joinpath(*module.split(".")[1:])
     path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
     try:
-        body: Sequence[ast.stmt] = ast.parse(path.read_text(encoding="utf-8")).body
+        top = ast.parse(path.read_text(encoding="utf-8")).body
     except FileNotFoundError:
         return {}
     names: dict[str, ast.AST | tuple[str, str]] = {}
-    for node in body:
+    blocks = [node.body for node in top if isinstance(node, ast.With)]  # `lazy` imports
+    for node in (*top, *chain.from_iterable(blocks)):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names[node.name] = node
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

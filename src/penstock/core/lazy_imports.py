@@ -4,26 +4,27 @@ A room imports eagerly what every user of it needs. Names that need an extra, or
 import, are lazy:
 
 ```python
-if TYPE_CHECKING:                                       # for editors and type checkers
+with lazy(__name__):
     from penstock.learn.training.trainer import Trainer
-else:
-    __getattr__, __dir__ = lazy(__name__, {"Trainer": "trainer"})
 
 __all__ = ["TrainSettings", "Trainer"]                  # eager and lazy names
 ```
 
-`else` keeps `__getattr__` from type checkers, so that they still report a misspelt name. A room
+Type checkers see plain imports, and no `__getattr__`, so they still report a misspelt name. A room
 whose names are all eager has `__dir__ = public_names(__name__)`.
 """
 
+import builtins
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from types import MappingProxyType, ModuleType
-from typing import Any
+from threading import RLock
+from types import ModuleType
+from typing import Any, NamedTuple, final
 
 from penstock.core.errors import MissingExtraError
 
@@ -33,62 +34,98 @@ EXTRAS = {
 }
 """Packages that whole modules need, and the extra that brings each."""
 
-_NO_MODULES: Mapping[str, str] = MappingProxyType({})
+_origins: dict[str, dict[str, tuple[str, str]]] = {}
+"""Room → lazy name → (module, name in it, or that of a module below it)."""
+_one_block = RLock()
 
 
-def lazy(
-    room: str, names: Mapping[str, str], modules: Mapping[str, str] = _NO_MODULES
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A room's `__getattr__` and `__dir__`, for names that are imported on first use.
+@contextmanager
+def lazy(room: str, *, addresses: bool = False) -> Iterator[None]:
+    """The imports in the block happen when a name is first used; type checkers see them as they
+    stand.
+
+    Gives the room `__getattr__`, which raises MissingExtraError if a module needs a package that is
+    not installed, and AttributeError for an unknown name; and `__dir__`, see `public_names`.
 
     Args:
-        room: Full name of the room's package, its `__name__`.
-        names: Lazy name → the module, relative to the room, that defines it.
-        modules: Lazy name → the module, relative to the room, that the name is itself.
-
-    Returns:
-        `__getattr__`, which raises MissingExtraError if a module needs a package that is not
-        installed, and AttributeError for an unknown name; and `__dir__`, see `public_names`.
+        room: Full name of the room, its `__name__`.
+        addresses: The names are modules, and `room.name` is also an address of each for imports.
     """
+    door = vars(sys.modules[room])
+    origins = _origins.setdefault(room, {})
 
     def find(name: str) -> Any:
-        if name not in names and name not in modules:
+        if name not in origins:
             raise AttributeError(
                 f"module {room!r} has no attribute {name!r}", name=name, obj=sys.modules[room]
             )
+        module, inner = origins[name]
         try:
-            if name in modules:
-                return import_module(f"{room}.{modules[name]}")
-            return getattr(import_module(f"{room}.{names[name]}"), name)
+            names = vars(import_module(module))
+            return names[inner] if inner in names else import_module(f"{module}.{inner}")
         except ModuleNotFoundError as error:
             if (explained := missing_extra(error)) is None:
                 raise
             raise explained from error
 
-    return find, public_names(room)
+    with _one_block, _imported_later(door):
+        yield
+    found = {name: one for name, one in door.items() if isinstance(one, _Later)}
+    for name, later in found.items():
+        del door[name]
+        origins[name] = later.module, later.name
+    door["__getattr__"], door["__dir__"] = find, public_names(room)
+    if addresses:
+        longer = {f"{room}.{name}": f"{one.module}.{one.name}" for name, one in found.items()}
+        sys.meta_path.insert(
+            0, _ShortAddresses({short: full for short, full in longer.items() if short != full})
+        )
 
 
-def short_addresses(package: str, modules: Mapping[str, str]) -> None:
-    """Let imports find modules by their short public names: `penstock.objectives` for
-    `penstock.plan.objectives`.
+class _Later(NamedTuple):
+    """What a name stands for, until the end of the block."""
 
-    Both names give one and the same module, also for what lies in it.
+    module: str
+    name: str
 
-    Args:
-        package: Name of the package.
-        modules: Short name → the module, relative to the package.
-    """
-    longer = {
-        f"{package}.{short}": f"{package}.{full}"
-        for short, full in modules.items()
-        if short != full
-    }
-    sys.meta_path.insert(0, _ShortAddresses(longer))
+
+@final
+class _LaterModule(ModuleType):
+    """What an import in a block gives."""
+
+    def __getattr__(self, name: str) -> _Later:
+        return _Later(self.__name__, name)
+
+
+@contextmanager
+def _imported_later(door: dict[str, Any]) -> Iterator[None]:
+    """Imports in the code of one module import nothing meanwhile; those of others are as always."""
+    usual = builtins.__import__
+
+    def later(
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        if globals is door:
+            return _LaterModule(name)
+        return usual(name, globals, locals, fromlist, level)
+
+    builtins.__import__ = later
+    try:
+        yield
+    finally:
+        builtins.__import__ = usual
 
 
 class _ShortAddresses(MetaPathFinder, Loader):
-    """Finds a module under another name; asked first, since `__path__` of the module would give a
-    second copy.
+    """Lets imports find modules by their short public names: `penstock.objectives` for
+    `penstock.plan.objectives`.
+
+    Both names give one and the same module, also for what lies in it. Asked first, since `__path__`
+    of the module would give a second copy.
     """
 
     def __init__(self, longer: Mapping[str, str]) -> None:

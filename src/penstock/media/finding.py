@@ -121,8 +121,10 @@ def _located(path: str | bytes, folder: str, noun: str) -> str:
         raise RecordError(f"{_a(noun)} has the path {path!r}")
     if is_url(path) or os.path.isabs(path) or not folder:
         return path
+    if not is_url(folder):
+        return os.path.join(folder, path)
     base, query = split_query(folder)
-    return f"{base.rstrip('/')}/{path}{query}" if is_url(folder) else os.path.join(folder, path)
+    return f"{base.rstrip('/')}/{path}{query}"
 
 
 def _as_bytes(content: Any, noun: str) -> bytes:

@@ -149,6 +149,18 @@ def read_size(data: bytes, settings: ImageSettings) -> tuple[int, int]:
     return shrunk(_checked_size(_opened(data, settings), data, settings), settings)
 
 
+def probed_size(data: bytes, settings: ImageSettings) -> tuple[int, int]:
+    """As `read_size`; with the probe "decode", all pixels are decoded too.
+
+    Raises:
+        RecordError: It is not an image that the settings accept; or it is damaged.
+    """
+    if settings.probe == "header":
+        return read_size(data, settings)
+    picture = read_picture(data, settings)
+    return picture.height, picture.width
+
+
 def shrunk(size: tuple[int, int], settings: ImageSettings) -> tuple[int, int]:
     """(height, width) with at most `shrink_pixels` pixels, in the same proportion."""
     height, width = size

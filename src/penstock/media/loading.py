@@ -20,7 +20,7 @@ from penstock.core.urls import (
     without_secrets,
 )
 from penstock.media.finding import IMAGE_FIELDS, find_image, within_of
-from penstock.media.images import ImageSettings, read_picture, read_size
+from penstock.media.images import ImageSettings, probed_size
 from penstock.media.layout import NOUNS
 from penstock.media.processor import Processor
 from penstock.media.videos import read_frames, spread
@@ -163,15 +163,12 @@ def load_image(
     noun = NOUNS["image" if processor is None else processor.medium]
     origin, data = find_image(value, folder, settings, noun)
     content = read_bytes(origin, noun=noun) if data is None else data
-    size_of, decode = (
-        (read_size, read_picture) if processor is None else (processor.size, processor.read)
-    )
+    size_of = probed_size if processor is None else processor.size
     try:
         size = size_of(content, settings)
-        if settings.probe == "decode":
-            decode(content, settings)
-        whole = replace(settings, shrink_pixels=None)
-        is_shrunk = settings.shrink_pixels is not None and size != size_of(content, whole)
+        is_shrunk = settings.shrink_pixels is not None and size != size_of(
+            content, replace(settings, shrink_pixels=None, probe="header")
+        )
     except RecordError as error:
         raise RecordError(f"{shown_url(origin)}: {error}" if origin else str(error)) from error
     within = within_of(value)

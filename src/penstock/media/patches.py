@@ -17,7 +17,7 @@ import numpy as np
 from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonMapping, JsonObject
-from penstock.media.images import ImageSettings, read_picture, read_size
+from penstock.media.images import ImageSettings, probed_size, read_picture
 from penstock.media.layout import Layout, Size, collapse
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
@@ -116,8 +116,8 @@ class PatchProcessor:
         return read_picture(data, settings)
 
     def size(self, data: bytes, settings: ImageSettings) -> Size:
-        """(height, width) of a picture, by its header."""
-        return read_size(data, settings)
+        """(height, width) of a picture: by its header, or with the probe "decode" by its pixels."""
+        return probed_size(data, settings)
 
     def blank(self, size: Size | None = None) -> Any:
         """A blank picture."""

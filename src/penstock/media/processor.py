@@ -26,7 +26,7 @@ import numpy as np
 from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, MissingExtraError, record_errors
 from penstock.core.json_values import JsonMapping, JsonObject
-from penstock.media.images import ImageSettings, read_picture, read_size
+from penstock.media.images import ImageSettings, probed_size, read_picture
 from penstock.media.layout import NOUNS, Layout, Size, collapse, pattern_of
 from penstock.media.patches import SETTINGS, PatchProcessor
 from penstock.media.sounds import read_sound, sound_size
@@ -54,7 +54,9 @@ class Processor(Protocol):
         """The picture or samples in a file's bytes; RecordError: they are not accepted."""
 
     def size(self, data: bytes, settings: ImageSettings) -> Size:
-        """(height, width) of what `read` gives, of a sound (1, samples), by the header alone."""
+        """(height, width) of what `read` gives, of a sound (1, samples): by the header, or with the
+        probe "decode" after decoding it.
+        """
 
     def blank(self, size: Size | None = None) -> Any:
         """A blank picture, or silence; None: of a usual size."""
@@ -171,9 +173,13 @@ class HuggingFaceProcessor:
         return read_sound(data, self._rate, self._longest, settings.max_seconds)
 
     def size(self, data: bytes, settings: ImageSettings) -> Size:
-        """(height, width) of what `read` gives, of a sound (1, samples), by the header alone."""
+        """(height, width) of what `read` gives, of a sound (1, samples): by the header, or with the
+        probe "decode" after decoding it.
+        """
         if self.medium == "image":
-            return read_size(data, settings)
+            return probed_size(data, settings)
+        if settings.probe == "decode":
+            return 1, len(self.read(data, settings))
         return 1, sound_size(data, self._rate, self._longest, settings.max_seconds)
 
     def blank(self, size: Size | None = None) -> Any:

@@ -5,13 +5,11 @@ Their attention keeps documents apart and supports prefixes. This room needs the
 Settings can be read without torch; everything else is imported on first use.
 """
 
-from typing import TYPE_CHECKING
-
 from penstock.core.lazy_imports import lazy
 from penstock.models.lora.settings import LoraSettings
 from penstock.models.settings import BlockSettings, ModelSettings, VisionSettings
 
-if TYPE_CHECKING:
+with lazy(__name__):
     from penstock.models import attention
     from penstock.models.cache import Cache
     from penstock.models.exporting import export
@@ -22,25 +20,6 @@ if TYPE_CHECKING:
     from penstock.models.recurrent.choice import use_recurrent
     from penstock.models.row_tensors import RowTensors
     from penstock.models.saving import save_model
-else:
-    __getattr__, __dir__ = lazy(
-        __name__,
-        {
-            "Cache": "cache",
-            "LanguageModel": "language_model",
-            "PackedRows": "language_model",
-            "PackingVerdict": "language_model",
-            "RowTensors": "language_model",
-            "Transformer": "ours.transformer",
-            "add_lora": "lora.lora",
-            "export": "exporting",
-            "export_adapter": "lora.export",
-            "merge_lora": "lora.lora",
-            "save_model": "saving",
-            "use_recurrent": "recurrent.choice",
-        },
-        modules={"attention": "attention"},
-    )
 
 __all__ = [
     "BlockSettings",

@@ -80,12 +80,12 @@ def encode_chats(
     places = zip(block.files.tolist(), block.lines.tolist(), strict=True)
     records = [ChatRecord(row, f"{files[file]}:{line}") for row, (file, line) in enumerate(places)]
     room = Room(KEPT_BYTES)
-    for record in records:
-        file = addresses[block.files[record.row]]
-        load_images = image_loader(file, chat.images, encoder.processor, room)
-        _read(
-            record, block.objects[record.row], chat, load_images, needs_key=settings.validation > 0
-        )
+    loaders = {
+        number: image_loader(addresses[number], chat.images, encoder.processor, room)
+        for number in set(block.files.tolist())
+    }
+    for record, file, value in zip(records, block.files.tolist(), block.objects, strict=True):
+        _read(record, value, chat, loaders[file], needs_key=settings.validation > 0)
     if chat.keeps_answers:
         add_mismatched(
             [one for record in records if record.reason is None for one in record.answers]
@@ -121,14 +121,17 @@ def encode_chats(
     kept = [record for record in good if record.chats]
     summary.layouts = dict(Counter(record.layout for record in good))
     summary.add_cleaned(
-        (record.origin, counts) for record in good for counts in record.counts.values()
+        [(record.origin, counts) for record in good for counts in record.counts.values()]
     )
     for record in records:
-        summary.add_problems(record.problems, record.origin, rejected=record.reason is not None)
+        if record.problems:
+            summary.add_problems(record.problems, record.origin, rejected=record.reason is not None)
     columns = {name.partition(".")[0] for name in settings.token_columns}
-    for record in kept:
-        names = dict.fromkeys(name for chat in record.chats for name in chat.certificate.unread)
-        summary.add_unread(name for name in names if name not in columns)
+    unread = (
+        dict.fromkeys(name for chat in record.chats for name in chat.certificate.unread)
+        for record in kept
+    )
+    summary.add_unread(Counter(name for names in unread for name in names if name not in columns))
     summary.add_nulls(block.removed)
     summary.add_documents([one for record in kept for one in record.chats], control)
     return Encoded(

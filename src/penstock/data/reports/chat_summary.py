@@ -149,9 +149,9 @@ class ChatSummary:
                 {**counts, "slots": place.layout.slots, "patches": place.layout.patches},
             )
 
-    def add_unread(self, names: Iterable[str]) -> None:
-        """Count fields of a record that nothing reads."""
-        _add_counts(self.unread, dict.fromkeys(names, 1))
+    def add_unread(self, names: Mapping[str, int]) -> None:
+        """Count fields that nothing reads, given with the number of their records."""
+        _add_counts(self.unread, names)
 
     def add_nulls(self, places: Mapping[str, int]) -> None:
         """Count nulls that a columnar format had added, and that were removed."""
@@ -190,9 +190,8 @@ class ChatSummary:
             entry.tokens += tokens[number]
             entry.trained += trained[number]
 
-    def add_cleaned(self, counts: Iterable[tuple[str, Counts]]) -> None:
+    def add_cleaned(self, found: Sequence[tuple[str, Counts]]) -> None:
         """Count what the clean-up did, given with the origin of each record."""
-        found = list(counts)
         for origin, one in found:
             if one.dropped:
                 for rule in DROPPING:

@@ -12,8 +12,6 @@ Importing it needs torch and transformers (`pip install 'penstock[huggingface]'`
 accelerate too and is loaded on first use.
 """
 
-from typing import TYPE_CHECKING
-
 from penstock.core.errors import MissingExtraError
 from penstock.core.lazy_imports import lazy
 
@@ -26,13 +24,9 @@ except ImportError as error:
 from penstock.integrations.huggingface.losses import loss, weighted_loss
 from penstock.models.theirs.tensors import REQUIREMENTS, model_inputs
 
-if TYPE_CHECKING:
+with lazy(__name__):
     from penstock.integrations.huggingface.trainer import Trainer
     from penstock.integrations.huggingface.vision_collator import VisionCollator
-else:
-    __getattr__, __dir__ = lazy(
-        __name__, {"Trainer": "trainer", "VisionCollator": "vision_collator"}
-    )
 
 __all__ = [
     "REQUIREMENTS",

@@ -8,13 +8,9 @@ L.Trainer(max_steps=1000, strategy="ddp").fit(model, data, ckpt_path="last")
 It needs `pip install 'penstock[train]' lightning`.
 """
 
-from typing import TYPE_CHECKING
-
 from penstock.core.lazy_imports import lazy
 
-if TYPE_CHECKING:
+with lazy(__name__):
     from penstock.integrations.lightning.data_module import LoaderDataModule
-else:
-    __getattr__, __dir__ = lazy(__name__, {"LoaderDataModule": "data_module"})
 
 __all__ = ["LoaderDataModule"]

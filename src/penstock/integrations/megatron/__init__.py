@@ -19,16 +19,10 @@ It needs `pip install 'penstock[train]' megatron-core`; `Batches` works without 
 Megatron's `.bin` and `.idx` are read in place by `ps.Source`, and written by `penstock convert`.
 """
 
-from typing import TYPE_CHECKING
-
 from penstock.core.lazy_imports import lazy
 
-if TYPE_CHECKING:
+with lazy(__name__):
     from penstock.integrations.megatron.batches import Batches
     from penstock.integrations.megatron.passes import packed_seq_params, step_loss
-else:
-    __getattr__, __dir__ = lazy(
-        __name__, {"Batches": "batches", "packed_seq_params": "passes", "step_loss": "passes"}
-    )
 
 __all__ = ["Batches", "packed_seq_params", "step_loss"]

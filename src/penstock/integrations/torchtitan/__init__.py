@@ -7,13 +7,9 @@ config.dataloader = ps.torchtitan.DataLoader.Config(mixture={"data/web": 0.7, "d
 It needs `pip install 'penstock[train]' torchtitan`.
 """  # noqa: E501
 
-from typing import TYPE_CHECKING
-
 from penstock.core.lazy_imports import lazy
 
-if TYPE_CHECKING:
+with lazy(__name__):
     from penstock.integrations.torchtitan.dataloader import DataLoader
-else:
-    __getattr__, __dir__ = lazy(__name__, {"DataLoader": "dataloader"})
 
 __all__ = ["DataLoader"]

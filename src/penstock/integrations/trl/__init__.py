@@ -9,8 +9,6 @@ Batches, resuming and evaluation are penstock's; the loss, metrics, PEFT and eve
 TRL's. It needs `pip install 'penstock[huggingface]' trl`.
 """  # noqa: E501
 
-from typing import TYPE_CHECKING
-
 from penstock.core.errors import MissingExtraError
 from penstock.core.lazy_imports import lazy
 
@@ -22,10 +20,8 @@ except ImportError as error:
 
 from penstock.integrations.trl.preferences import preference_pairs
 
-if TYPE_CHECKING:
+with lazy(__name__):
     from penstock.integrations.trl.dpo import DPOTrainer
     from penstock.integrations.trl.sft import SFTTrainer
-else:
-    __getattr__, __dir__ = lazy(__name__, {"DPOTrainer": "dpo", "SFTTrainer": "sft"})
 
 __all__ = ["DPOTrainer", "SFTTrainer", "preference_pairs"]

@@ -7,13 +7,11 @@ of equal bytes, `TeacherRows` makes the teachers' rows and chunks in the loader'
 everything else is imported on first use.
 """
 
-from typing import TYPE_CHECKING
-
 from penstock.core.lazy_imports import lazy
 from penstock.learn.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
 from penstock.learn.distillation.teacher_rows import TeacherRow, TeacherRows, TeacherText
 
-if TYPE_CHECKING:
+with lazy(__name__):
     from penstock.learn.distillation.blocks import Pairing
     from penstock.learn.distillation.cache_writer import write_cache
     from penstock.learn.distillation.cached_teacher import CachedTeacher
@@ -24,27 +22,6 @@ if TYPE_CHECKING:
     from penstock.learn.distillation.projection import Projection, project
     from penstock.learn.distillation.teachers import ModelTeacher, Teacher, starts_boundary
     from penstock.learn.distillation.token_losses import Projector
-else:
-    __getattr__, __dir__ = lazy(
-        __name__,
-        {
-            "CachedTeacher": "cached_teacher",
-            "Distiller": "distiller",
-            "ModelTeacher": "teachers",
-            "OpenTeacher": "distiller",
-            "Pairing": "blocks",
-            "ProcessTeacher": "process_teacher",
-            "Projection": "projection",
-            "Projector": "token_losses",
-            "Teacher": "teachers",
-            "TeacherOutputs": "outputs",
-            "Wanted": "outputs",
-            "distillation_loss": "losses",
-            "project": "projection",
-            "starts_boundary": "teachers",
-            "write_cache": "cache_writer",
-        },
-    )
 
 __all__ = [
     "CachedTeacher",

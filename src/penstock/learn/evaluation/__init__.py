@@ -5,30 +5,14 @@
 torch.
 """
 
-from typing import TYPE_CHECKING
-
 from penstock.core.lazy_imports import lazy
 from penstock.learn.evaluation.tasks import TaskSettings
 
-if TYPE_CHECKING:
+with lazy(__name__):
     from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
     from penstock.learn.evaluation.results import Results, run_task
     from penstock.learn.evaluation.subject import Subject
     from penstock.learn.evaluation.tasks import Answer, Problem, Task, make_task
-else:
-    __getattr__, __dir__ = lazy(
-        __name__,
-        {
-            "Answer": "tasks",
-            "Problem": "tasks",
-            "Results": "results",
-            "Subject": "subject",
-            "Task": "tasks",
-            "make_task": "tasks",
-            "run_lm_eval": "lm_eval_tasks",
-            "run_task": "results",
-        },
-    )
 
 __all__ = [
     "Answer",

@@ -10,28 +10,13 @@ for event in engine.generate([ids], Sampling(temperature=0.7, seed=1)):
 ```
 """
 
-from typing import TYPE_CHECKING
-
 from penstock.core.lazy_imports import lazy
 from penstock.learn.generation.settings import Sampling
 
-if TYPE_CHECKING:
+with lazy(__name__):
     from penstock.learn.generation.engine import Engine
     from penstock.learn.generation.session import ChatSession, Prompt, Reply
     from penstock.learn.generation.settings import Event, Generated, LogProbabilities
-else:
-    __getattr__, __dir__ = lazy(
-        __name__,
-        {
-            "ChatSession": "session",
-            "Engine": "engine",
-            "Event": "settings",
-            "Generated": "settings",
-            "LogProbabilities": "settings",
-            "Prompt": "session",
-            "Reply": "session",
-        },
-    )
 
 __all__ = [
     "ChatSession",

@@ -115,7 +115,7 @@ def run(
     if image and not session.reads_images:
         raise ConfigError(f"{model}: the model reads no images; leave out --image")
     if sys.stdin.isatty() and sys.stdout.isatty():
-        Terminal(session, trained, image or ()).run()
+        Terminal(session, trained.name, trained.step, image or ()).run()
     else:
         _answer_lines(session, image or ())
 
@@ -139,16 +139,19 @@ def _answer_lines(session: "ChatSession", images: Sequence[str]) -> None:
 class Terminal:
     """An interactive conversation: reads messages and commands, streams replies, shows notes."""
 
-    def __init__(self, session: "ChatSession", trained: "ps.Run", images: Sequence[str] = ()) -> None:
-        self._session, self._trained = session, trained
+    def __init__(
+        self, session: "ChatSession", name: str, step: int | None, images: Sequence[str] = ()
+    ) -> None:
+        """Args: the conversation; the model's name and step; images of the first message."""
+        self._session, self._name, self._step = session, name, step
         self._attached = [*images]
         self._console = safe_console()
 
     def run(self) -> None:
         """Chat until the user leaves."""
-        step = "" if self._trained.step is None else f", step {self._trained.step:,}"
+        step = "" if self._step is None else f", step {self._step:,}"
         self._console.print(
-            f"[bold]{_escaped(self._trained.name)}[/]{step}, context of "
+            f"[bold]{_escaped(self._name)}[/]{step}, context of "
             f"{self._session.context_length:,} tokens"
         )
         self._note(f"{' '.join(name.split()[0] for name in COMMANDS)} · Ctrl-C stops a reply")
@@ -200,7 +203,7 @@ class Terminal:
     def _attach(self, image: str) -> None:
         """Send an image with the next message."""
         if not self._session.reads_images:
-            self._warn(f"{self._trained.name} reads no images")
+            self._warn(f"{self._name} reads no images")
         elif "://" not in image and not Path(image).is_file():
             self._warn(f"{image}: there is no such file")
         else:
@@ -249,7 +252,7 @@ class Terminal:
         """Print a reply as it streams, until it ends or the user interrupts it."""
         if reply.prompt.tokens_dropped:
             self._note(_dropped(reply))
-        label = f"{self._trained.name} › "
+        label = f"{self._name} › "
         self._console.print(f"[bold green]{_escaped(label)}[/]", end="")
         wrapping = Wrapping(self._console.width, len(label))
         for piece in reply:

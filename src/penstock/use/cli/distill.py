@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.use.cli import used
 from penstock.use.cli.declared_options import Option, options, takes
-from penstock.use.cli.options import FIELDS, AsJson, Assignments, Given
+from penstock.use.cli.options import ASSIGNMENTS, FIELDS, AsJson, Given
 
 Student = Annotated[
     str, typer.Argument(metavar="STUDENT", help="The student's tokenizer, or a run.")
@@ -171,26 +171,20 @@ def project(
     settings=(
         options(
             "use.config.teacher_cache.cache_teacher",
+            run_file=Option(argument=True, metavar="RUN.YAML"),
             output=Option(metavar="DIR"),
             model=Option(flag="--teacher", metavar="MODEL"),
             number=Option(),
             top_k=Option(metavar="K"),
             temperature=Option(),
             precision=Option(),
+            device=Option(),
+            threads=Option(),
         ),
+        ASSIGNMENTS,
     ),
-    opening=(options("use.runs.opening.load_opened", "device", "threads"),),
 )
-def cache(
-    *,
-    run_file: Annotated[
-        str, typer.Argument(metavar="RUN.YAML", help="The run file that will train with the cache.")
-    ],
-    settings: Given,
-    opening: Given,
-    assignments: Assignments = None,
-    as_json: AsJson = False,
-) -> None:
+def cache(*, settings: Given, as_json: AsJson = False) -> None:
     """Store a teacher's predictions for the data of a run, so that training does not need the
     teacher's model.
 
@@ -201,18 +195,8 @@ def cache(
     Example:
         penstock distill cache run.yaml --teacher runs/first -o data/teacher-cache
     """
-    import torch
-
-    if "threads" in opening:
-        torch.set_num_threads(opening["threads"])
     output = settings["output"]
-    found = used.teacher_cache.cache_teacher(
-        used.config.load_run(run_file, assignments or []),
-        run_file=run_file,
-        device=used.distributed.local_device(opening.get("device", "auto")),
-        progress=not as_json,
-        **settings,
-    )
+    found = ps.cache_teacher(**settings, progress=not as_json)
     size = sum(found.part_bytes)
     facts = {"cache": output, "pieces": found.pieces, "tokens": found.tokens, "bytes": size}
     if as_json:

@@ -45,6 +45,9 @@ SAMPLING = options(
     stop=Option(),
 )
 FIELDS = options("data.sources.records.Fields", text=Option(keyword="text_field"))
+ASSIGNMENTS = options(
+    "use.runs.training.train", assignments=Option(flag="--set", metavar="KEY=VALUE")
+)
 BARE_TOKENS = options("data.shards.opening.open_dataset", "dtype", "eos_id")
 CHAT = (
     options("data.prepare.chat_settings.ChatSettings", "template", "processor", panel="Chats"),
@@ -98,14 +101,6 @@ def chat_settings() -> list[str]:
     return [name for address in _CHAT_CLASSES for name in declared(f"penstock.{address}")]
 
 
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a key of the run file, such as data.loader.seed=7. May be repeated.",
-    ),
-]
 ChatConfig = Annotated[
     Path | None,
     typer.Option(

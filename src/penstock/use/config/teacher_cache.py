@@ -1,8 +1,9 @@
 """The cache of a teacher's answers, made by the run's loader in one pass over the documents."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
@@ -12,7 +13,8 @@ from penstock.learn.distillation.outputs import Wanted
 from penstock.learn.distillation.settings import TeacherSettings
 from penstock.learn.distillation.teacher_rows import TeacherRows
 from penstock.learn.distillation.teachers import ModelTeacher
-from penstock.use.config.run_file import RunSettings, make_loader, open_sources
+from penstock.learn.training.distributed import local_device
+from penstock.use.config.run_file import RunSettings, load_run, make_loader, open_sources
 
 if TYPE_CHECKING:
     from penstock.learn.distillation.cache_format import CacheManifest
@@ -24,6 +26,9 @@ from penstock.use.config.teachers import (
     teacher_text,
 )
 
+Precision = Literal["float16", "float32"]
+"""Of stored log-probabilities."""
+
 TOP_K = 64
 """Tokens stored per prediction if neither the loss nor the caller sets a number."""
 
@@ -34,30 +39,35 @@ cache.
 
 
 def cache_teacher(
-    settings: RunSettings,
+    run_file: str | Path,
     output: str | Path,
     *,
-    run_file: str = "run file",
     number: int = 0,
-    model: str | None = None,
+    model: str | Path | None = None,
     top_k: int | None = None,
     temperature: float | None = None,
-    precision: Literal["float16", "float32"] = "float16",
-    device: "torch.device | str" = "cpu",
-    progress: bool = False,
+    precision: Precision = "float16",
+    device: str = "auto",
+    threads: int | None = None,
+    assignments: Sequence[str] = (),
+    progress: bool = True,
 ) -> "CacheManifest":
-    """Write a teacher's predictions for all documents of a run's sources to a cache.
+    """Store a teacher's predictions for the data of a run, so that training does not need the
+    teacher's model: `cache: FOLDER` instead of `model` in the run file.
+
+    If it is killed, the same call resumes from the last finished part.
 
     Args:
-        settings: Of the run file. The rows are those of training.
+        run_file: The run file that will train with it. The rows are those of training.
         output: Folder of the cache.
-        run_file: Its name, for errors.
         number: Index of the teacher in the section `teacher`.
         model: A run or a transformers model, used instead of that teacher's.
         top_k: Tokens stored per distribution; None: the loss's `top_k`, or `TOP_K`.
         temperature: Of the log-probabilities; None: the loss's.
         precision: Of the stored log-probabilities.
-        device: Device of the teacher.
+        device: Device of the teacher: cpu, cuda, …; auto: a GPU if there is one.
+        threads: Torch's threads on the CPU; None: unchanged.
+        assignments: Changes of the file's settings, such as `data.loader.seed=7`.
         progress: Show a progress bar.
 
     Raises:
@@ -65,17 +75,23 @@ def cache_teacher(
         IsolationError: Rows hold several documents, and the teacher's model does not isolate them.
         OutputError: The folder contains something else.
     """
-    chosen = _choose(settings, run_file, number, model)
+    if precision not in get_args(Precision):
+        raise ConfigError(f"precision must be float16 or float32; got {precision!r}")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    place = str(run_file)
+    settings = load_run(place, assignments)
+    chosen = _choose(settings, place, number, None if model is None else str(model))
     if settings.teacher is not None and top_k is None:
-        _refuse_all_tokens(chosen, f"{run_file}: teacher.teachers.{number}")
+        _refuse_all_tokens(chosen, f"{place}: teacher.teachers.{number}")
     wanted = Wanted(
         temperature=chosen.loss.temperature if temperature is None else temperature,
         top_k=top_k or chosen.loss.top_k or TOP_K,
         boundary=True,
     )
-    data = open_sources(settings.data, run_file)
+    data = open_sources(settings.data, place)
     run, student = open_teacher_run(chosen), student_tokenizer(data)
-    network, tokenizer = load_teacher(run.model, run.tokenizer, str(device))
+    network, tokenizer = load_teacher(run.model, run.tokenizer, str(local_device(device)))
     text = teacher_text(chosen, student, tokenizer, run.context_length)
     loader = make_loader(
         replace(
@@ -83,7 +99,7 @@ def cache_teacher(
             sources=[replace(source, max_epochs=1) for source in data.sources],
             loader=replace(data.loader, rows_per_step=ROWS_AT_ONCE),
         ),
-        run_file=run_file,
+        run_file=place,
         threads=1,
         companion=TeacherRows(student, [text]),
     )

@@ -10,15 +10,11 @@ Server(model, ServeSettings(port=8000)).serve_until_stopped()
 ```
 """  # noqa: E501
 
-from typing import TYPE_CHECKING
-
 from penstock.core.lazy_imports import lazy
 from penstock.use.serving.settings import ServeSettings
 
-if TYPE_CHECKING:
+with lazy(__name__):
     from penstock.use.serving.served_model import ServedModel
     from penstock.use.serving.server import Server
-else:
-    __getattr__, __dir__ = lazy(__name__, {"ServedModel": "served_model", "Server": "server"})
 
 __all__ = ["ServeSettings", "ServedModel", "Server"]
