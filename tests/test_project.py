@@ -36,9 +36,11 @@ TORCH_ROOMS = tuple(
         ),
         *(
             f"use.runs.{module}"
-            for module in ("actions", "opening", "reference", "rollouts", "run", "starting")
+            for module in (
+                *("evaluating", "exporting", "generating", "opening", "reference", "rehearsal"),
+                *("rollouts", "run", "serving", "starting", "training"),
+            )
         ),
-        "use.runs.training",
     )
 )
 """Rooms and modules that may need torch or transformers; all others, and the verbs that use only
