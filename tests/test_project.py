@@ -36,7 +36,18 @@ TORCH_ROOMS = tuple(
         ),
         *(
             f"use.runs.{module}"
-            for module in ("actions", "opening", "reference", "rollouts", "run", "starting")
+            for module in (
+                "evaluating",
+                "exporting",
+                "generating",
+                "opening",
+                "planning",
+                "reference",
+                "rollouts",
+                "run",
+                "serving",
+                "starting",
+            )
         ),
         "use.runs.training",
     )
