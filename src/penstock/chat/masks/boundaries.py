@@ -284,7 +284,7 @@ def eos_id_of(tokenizer: AnyTokenizer) -> int | None:
     return None if eos is None else int(eos)
 
 
-def _frozen(given: Any, *, several: bool) -> Any:
+def _frozen(given: Any, *, several: bool) -> object:
     """One or several markers as tuples; (): nothing was given; None: `given` is no marker."""
     if given is None:
         return ()

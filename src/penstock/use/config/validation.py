@@ -95,7 +95,7 @@ def kind_model(settings: type, model: type[BaseModel]) -> type[BaseModel]:
     return made
 
 
-def told_apart(kinds: Sequence[tuple[type, type[BaseModel]]], others: Sequence[object]) -> Any:
+def told_apart(kinds: Sequence[tuple[type, type[BaseModel]]], others: Sequence[object]) -> object:
     """The type of a place that holds one of several kinds of settings, or one of `others` (Literal
     types).
     """
@@ -135,13 +135,13 @@ def tagged_model(hint: object, tag: str) -> type[BaseModel] | None:
     return next((found for argument in arguments if (found := tagged_model(argument, tag))), None)
 
 
-def objective_of(value: object) -> Any:
+def objective_of(value: object) -> object:
     """The objective with this name; other values are returned unchanged."""
     return NAMES[value]() if isinstance(value, str) else value
 
 
-def _without_kind(settings: type) -> Callable[..., Any]:
-    def make(kind: str, **values: object) -> Any:
+def _without_kind(settings: type) -> Callable[..., object]:
+    def make(kind: str, **values: object) -> object:
         return settings(**values)
 
     return make
@@ -163,7 +163,7 @@ def _make_denoise(
     return Denoise(tasks, **values) if preset is None else PRESETS[preset](**values)
 
 
-def _make_own(kind: str, function: str, arguments: JsonMapping | None = None) -> Any:
+def _make_own(kind: str, function: str, arguments: JsonMapping | None = None) -> object:
     made, given = load_own_code(function, "function"), arguments or {}
     if not callable(made):
         raise ConfigError(
