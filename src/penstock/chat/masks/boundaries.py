@@ -32,7 +32,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, Protocol, SupportsIndex, final
 
 import numpy as np
 
@@ -306,9 +306,7 @@ def _frozen(given: Any, *, several: bool) -> object:
 
 def _is_id(value: object) -> bool:
     return (
-        not isinstance(value, (str, bool))
-        and hasattr(value, "__index__")
-        and value.__index__() >= 0
+        isinstance(value, SupportsIndex) and not isinstance(value, bool) and value.__index__() >= 0
     )
 
 
