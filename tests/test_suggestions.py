@@ -37,9 +37,7 @@ def test_names_in_capitals_and_what_is_said_where_nothing_resembles():
 
 def test_only_unknown_names_are_refused():
     refuse_unknown(OPTIONS, OPTIONS, "an option of train")
-    with pytest.raises(
-        ConfigError, match=r"^'lr' is not an option of train; did you mean 'learning_rate'\?$"
-    ):
+    with pytest.raises(ConfigError, match=r"'lr' is not an option.*learning_rate"):
         refuse_unknown(["steps", "lr"], OPTIONS, "an option of train")
 
 
@@ -76,12 +74,10 @@ def test_every_public_call_says_which_keyword_was_meant(call, tmp_path, monkeypa
 def test_a_loader_knows_the_words_of_others():
     with pytest.raises(
         ConfigError,
-        match=r"^Loader: unknown argument 'batch_size'; did you mean 'rows_per_step'\?$",
+        match=r"^Loader: .*batch_size.*rows_per_step",
     ):
         ps.Loader("data", batch_size=2)
-    with pytest.raises(
-        ConfigError, match=r"^Source: unknown argument 'epochs'; did you mean 'max_epochs'\?$"
-    ):
+    with pytest.raises(ConfigError, match=r"^Source: .*'epochs'.*'max_epochs'"):
         ps.Source("data", epochs=2)
 
 

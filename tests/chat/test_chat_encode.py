@@ -280,9 +280,7 @@ def test_auto_is_the_tokenizers_own_template(tmp_path_factory, tmp_path):
 
 
 def test_variables_of_the_template_are_sent_to_it(tmp_path_factory):
-    with pytest.raises(
-        ConfigError, match=r"'chat_template_kwargs' is not a.*template=ps\.chat\.load_template\("
-    ):
+    with pytest.raises(ConfigError, match=r"'chat_template_kwargs'.*load_template\("):
         encode(
             ask("a"),
             tokenizer=small_tokenizer(tmp_path_factory),

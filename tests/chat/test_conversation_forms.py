@@ -302,5 +302,5 @@ def test_a_template_of_texts_refuses_an_image_and_names_the_cure():
     """
     asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "usee?"}]}
     conversation = read_chat([*ask("uhello", "ahi"), asked])
-    with pytest.raises(RecordError, match=r"message 2 \(user\).*type image.*template: auto"):
+    with pytest.raises(RecordError, match=r"2 \(user\).*type image.*template: auto"):
         render_form(conversation, Template(source=CHATML, name="chatml"))

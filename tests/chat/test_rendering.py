@@ -200,9 +200,7 @@ def test_refusals_and_mistakes_are_told():
         template("{{ raise_exception('no system') }}").render(PLAIN)
     with pytest.raises(RecordError, match=r"conversation.*'nothing'.*undefined"):
         template("{{ nothing.x }}").render(PLAIN)
-    with pytest.raises(
-        RecordError, match=r'can only concatenate str .not "list". to str|unsupported operand'
-    ):
+    with pytest.raises(RecordError, match=r"concatenate str|unsupported operand"):
         template("{{ 'a' + messages[0].content }}").render(ask([{"type": "text", "text": "x"}]))
     with pytest.raises(ConfigError, match=r"template.*given.*line.*2.*endfor"):
         load_template("{{ 1 }}\n{% for m in messages %}")

@@ -29,7 +29,7 @@ def count(chat, tokenizer, text):
 def test_it_is_an_error_that_names_message_text_and_choices(tokenizer):
     with pytest.raises(
         ConversationError,
-        match=r"3.*'\[INST\]'.*1.*trained_control_text: as_text.*as_control_tokens",
+        match=r"'\[INST\]'.*1.*control_text: as_text",
     ):
         encode_chat(ask("u", "a", "u", TYPED + "<|end|>"), tokenizer)
 
@@ -69,7 +69,7 @@ def test_every_field_of_the_message_counts(tokenizer):
         (ask("u", "", tool_calls=[call(city="[INST]")]), arguments),
     ]
     for messages, template in cases:
-        with pytest.raises(ConversationError, match=r"message.*1.*text.*\(assistant\).*'\[INST\]'"):
+        with pytest.raises(ConversationError, match=r"1.*text.*\(assistant\).*'\[INST\]'"):
             encode_chat(messages, tokenizer, template)
         chat = encode_chat(messages, tokenizer, template, trained_control_text="as_control_tokens")
         assert count(chat, tokenizer, "[INST]") == 1
@@ -118,9 +118,9 @@ def test_control_text_that_is_half_the_templates(tokenizer):
 
 
 def test_settings_that_contradict_each_other(tokenizer):
-    with pytest.raises(ConfigError, match=r"trained_control_text.*as_text.*allow_forged"):
+    with pytest.raises(ConfigError, match=r"trained_control_text.*allow_forged"):
         MaskSettings(trained_control_text="as_text", allow_forged=True)
-    with pytest.raises(ConfigError, match=r"trained_control_text.*as_text, as_control_tokens"):
+    with pytest.raises(ConfigError, match=r"as_text, as_control_tokens"):
         MaskSettings(trained_control_text="tokens")
     assert encode_chat(ask("u", TYPED), tokenizer, allow_forged=True).certificate.typed
 

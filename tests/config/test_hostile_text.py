@@ -184,10 +184,8 @@ def test_nested_files_are_errors_by_name(
         (folder / "tokenizer.json").write_text(
             '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}'
         )
-    with pytest.raises(
-        ps.PenstockError,
-        match=rf"{'' if name.startswith('tokenizer') else name}.*nested too deeply",
-    ):
+    named = "" if name.startswith("tokenizer") else name
+    with pytest.raises(ps.PenstockError, match=rf"{named}.*nested too deeply"):
         opens(folder)
 
 

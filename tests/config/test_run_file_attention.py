@@ -23,5 +23,5 @@ def test_attention_of_a_run_file(tmp_path):
     np.testing.assert_array_equal(row.positions, range(9))
     assert row.cu_seqlens.tolist() == [0, 9]
     assert next(iter(make_loader(apart)))[0].cu_seqlens.tolist() == [0, 3, 6, 9]
-    with pytest.raises(ConfigError, match=r"data\.attention.*found 'causal'.*'document'.*'row'"):
+    with pytest.raises(ConfigError, match=r"attention.*'causal'.*'document'.*'row'"):
         load_run(run, ["data.attention=causal"])

@@ -382,9 +382,7 @@ def test_what_does_not_fit_is_refused(
         CachedTeacher(tmp_path / "elsewhere", teacher, WANTED, sources)
     cached = CachedTeacher(cache, teacher, WANTED, sources)
     for settings in ({"sequence_length": 48}, {"packing": "concat"}):
-        with pytest.raises(
-            ConfigError, match=r"holds nothing of document \d+ of [ab].*rows of 64 tokens"
-        ):
+        with pytest.raises(ConfigError, match=r"document \d+ of [ab].*rows of 64"):
             read_all(cached, make_loader(folder, student, teacher, **settings))
     with pytest.raises(ConfigError, match=r"teacher.*read.*tokens.*cache"):
         read_all(cached, make_loader(folder, student, teacher, text={"max_tokens": 4}))
@@ -489,9 +487,7 @@ def test_a_forged_index(
     reseal(cache)
     if (column, value) == (layout.SLOTS, 12):
         return  # a length that a piece may have
-    with pytest.raises(
-        CorruptionError, match=rf"piece {index.shape[1] - 1} does not lie inside its part"
-    ):
+    with pytest.raises(CorruptionError, match=rf"piece {index.shape[1] - 1} .*its part"):
         CachedTeacher(cache, teacher_tokenizer, WANTED, [])
 
 

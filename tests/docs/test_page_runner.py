@@ -57,11 +57,9 @@ def test_a_block_with_a_title_is_a_file(tmp_path: Path) -> None:
 
 
 def test_an_error_names_page_and_line(tmp_path: Path) -> None:
-    with pytest.raises(
-        PageError, match=r"(?s)page\.md:4: the block failed.*page\.md\", line 5.*ZeroDivisionError"
-    ):
+    with pytest.raises(PageError, match=r"(?s)md:4: the.*line 5.*ZeroDivisionError"):
         _run(tmp_path, "# Title\n\n```python\nvalue = 0\n1 / value\n```\n")
-    with pytest.raises(PageError, match=r"(?s)page\.md:2: the block failed\nbefore\n.*failed"):
+    with pytest.raises(PageError, match=r"(?s)page\.md:2: .*\nbefore\n.*failed"):
         _run(tmp_path, "```bash\necho before\nfalse\necho after\n```\n")
     with pytest.raises(PageError, match=r"page\.md:2: the block failed"):
         _run(tmp_path, "```python\nimport os\nos._exit(3)\n```\n")
@@ -88,9 +86,7 @@ def test_what_is_printed_is_compared(tmp_path: Path) -> None:
         "steps\n```\n"
     )
     _run(tmp_path, page)
-    with pytest.raises(
-        PageError, match=r"(?s)page\.md:2: printed\nloss  2\.5 after 10 steps.*expected\nloss 2\.25"
-    ):
+    with pytest.raises(PageError, match=r"(?s)md:2: .*2\.5 .*expected\nloss 2\.25"):
         _run(tmp_path, page.replace("```text", "<!-- exact -->\n```text"))
     with pytest.raises(PageError, match=r"page\.md:2: printed"):
         _run(tmp_path, page.replace("after 12", "before 12"))

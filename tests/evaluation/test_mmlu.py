@@ -185,7 +185,7 @@ def test_files_that_are_not_utf_8_are_named_with_their_line(tmp_path):
     path = folder / "test" / "law_test.csv"
     path.write_bytes(path.read_bytes() + "Qu\xe9?,1,2,3,4,A\n".encode("latin-1"))
     line = path.read_bytes().count(b"\n")
-    with pytest.raises(RecordError, match=rf"law_test.csv: line {line}.*UTF-8.*0xe9\).*convert"):
+    with pytest.raises(RecordError, match=rf"law_test.csv: line {line}.*0xe9\)"):
         task(folder)
     path.with_name("law_test.csv.gz").write_bytes(b"no gzip")
     path.unlink()

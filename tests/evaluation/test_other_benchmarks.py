@@ -122,13 +122,7 @@ def test_every_task_with_every_file(tmp_path: Path, task: str, form: str) -> Non
         )
     else:
         data = data_for(task, form, tmp_path)
-        with pytest.raises(
-            RecordError,
-            match=(
-                rf": (line|record) 1: .*run task {own}\b|:[12]: .*run task {own}\b|file.csv: .*run "
-                rf"task {own}\b"
-            ),
-        ) as found:
+        with pytest.raises(RecordError, match=rf"(1|2|csv): .*run task {own}\b") as found:
             make(task, data)
         assert str(tmp_path) in str(found.value)
         assert len(str(found.value)) < 700
@@ -140,9 +134,7 @@ def test_each_way_a_file_is_stored(tmp_path: Path, form: str, ending: str) -> No
     for task in ("humaneval", "mbpp", "mbpp_plus", "gsm8k", "mmlu"):
         path = write(tmp_path, form, f"{task}.{ending}")
         if task != task_name(form):
-            with pytest.raises(
-                RecordError, match=rf"{task}.{ending}: .*run task {task_name(form)}, or give"
-            ):
+            with pytest.raises(RecordError, match=rf"{ending}: .*run task {task_name(form)}"):
                 make(task, path)
 
 
@@ -263,7 +255,7 @@ def test_real_files(real_data: Path, tmp_path: Path, task: str, own: str) -> Non
         folder = {"gsm8k": file.parent, "mmlu": file.parent.parent}.get(task, file)
         assert len(make(task, folder).problems()) > 100
         return
-    with pytest.raises(RecordError, match=rf"run task {own}, or give the file of {task}"):
+    with pytest.raises(RecordError, match=rf"run task {own}, .*file of {task}"):
         make(task, file)
     if task in ("gsm8k", "mmlu"):
         places = (
@@ -274,7 +266,7 @@ def test_real_files(real_data: Path, tmp_path: Path, task: str, own: str) -> Non
         for place in places:
             (tmp_path / place).parent.mkdir(exist_ok=True)
             shutil.copy(file, tmp_path / (f"{place}.gz" if file.suffix == ".gz" else place))
-        with pytest.raises(RecordError, match=rf"run task {own}, or give the file of {task}"):
+        with pytest.raises(RecordError, match=rf"run task {own}, .*file of {task}"):
             make(task, tmp_path)
 
 

@@ -84,14 +84,12 @@ def test_joined_documents_are_one_and_have_no_prefix() -> None:
     assert rule.pieces.tolist() == [[0, 0, 5], [5, 5, 7]], (
         "attention='row' is followed, whatever document_ids say"
     )
-    with pytest.raises(ConfigError, match=r"2.*cu_seqlens say 1:.*attention='document'"):
+    with pytest.raises(ConfigError, match=r"2.*cu_seqlens say 1.*'document'"):
         AttentionRule.of(row_with_prefixes([(3, 2), (2, 0)], 2, **joined))
 
 
 def test_a_row_that_does_not_say_where_documents_are_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"cu_seqlens.*document_ids .* InputRequirements\(cu_seqlens=True"
-    ):
+    with pytest.raises(ConfigError, match=r"cu_seqlens.*InputRequirements\(cu_seq"):
         AttentionRule.of(row_with_prefixes([(3, 0)], 0, cu_seqlens=None, document_ids=None))
 
 

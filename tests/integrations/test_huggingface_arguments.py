@@ -59,7 +59,7 @@ def test_wrong_kinds(tmp_path: Path, kwargs: Any, message: str) -> None:
 
 
 def test_wrong_kinds_of_the_others(tmp_path: Path, counting: Path) -> None:
-    with pytest.raises(ConfigError, match=r"eval_loader.*penstock\.Loader.*'held out'"):
+    with pytest.raises(ConfigError, match=r"eval_loader.*Loader.*'held out'"):
         make_trainer(tmp_path, loader=make_loader(counting), eval_loader="held out")
     with pytest.raises(ConfigError, match=r"transformers\.TrainingArguments.*'run'"):
         ps.huggingface.Trainer(make_model(), "run", loader=make_loader(counting))
@@ -129,9 +129,7 @@ def test_size_of_evaluation_batches(tmp_path: Path, counting: Path) -> None:
 
 def test_epochs_are_the_loaders(tmp_path: Path, counting: Path) -> None:
     settings = {"max_steps": -1, "num_train_epochs": 5}
-    with pytest.raises(
-        ConfigError, match=r"num_train_epochs.*5, .* max_epochs.*1\).*Source\(max_epochs=5\)"
-    ):
+    with pytest.raises(ConfigError, match=r"epochs.*5, .*1\).*max_epochs=5\)"):
         make_trainer(tmp_path, settings=settings, loader=make_loader(counting, max_epochs=1))
     make_trainer(tmp_path, settings=settings, loader=make_loader(counting, max_epochs=5))
 
@@ -206,7 +204,7 @@ def test_a_pad_id_without_embedding_is_named(tmp_path: Path) -> None:
 
 def test_models_that_cannot_be_checked_for_isolation() -> None:
     for model in (torch.nn.Linear(2, 2), "gpt2", None, torch.nn.Embedding(4, 4)):
-        with pytest.raises(IsolationError, match=rf"{type(model).__name__}.*get_input_embeddings"):
+        with pytest.raises(IsolationError, match=rf"{type(model).__name__}.*get_input_emb"):
             ps.check_isolation(model)
     with pytest.raises(IsolationError, match=r"LlamaModel.*model"):
         ps.check_isolation(make_model().model)
@@ -226,7 +224,7 @@ def test_prefixes_that_the_model_would_read_causally(tmp_path: Path, counting: P
         )
         for bidirectional in (True, False)
     ]
-    with pytest.raises(ConfigError, match=r"'denoised'.*prefixes.*bidirectional=False"):
+    with pytest.raises(ConfigError, match=r"'denoised'.*bidirectional=False"):
         make_trainer(tmp_path, loader=loaders[0])
     with pytest.raises(ConfigError, match=r"bidirectional.*transformers"):
         ps.huggingface.model_inputs(next(iter(loaders[0]))[0])

@@ -220,7 +220,7 @@ def test_loader_at_its_end_is_refused_and_a_finished_run_is_not(
 
 
 def test_endless_loader_needs_max_steps(tmp_path: Path, weighted: Path) -> None:
-    with pytest.raises(ConfigError, match=r"ends.*max_steps.*TrainingArguments\(max_steps"):
+    with pytest.raises(ConfigError, match=r"ends.*TrainingArguments\(max_steps"):
         make_trainer(tmp_path, make_loader(weighted), settings={"max_steps": -1})
 
 
@@ -283,7 +283,7 @@ def test_evaluation_must_end_and_be_a_loader_of_its_own(tmp_path: Path, weighted
 
 
 def test_loader_of_another_world_is_refused(tmp_path: Path, weighted: Path) -> None:
-    with pytest.raises(DistributedError, match=r"rank.*1.*2.*process.*data-parallel.*rank.*1"):
+    with pytest.raises(DistributedError, match=r"rank 1 of 2.*data-parallel rank 0 of 1"):
         make_trainer(tmp_path, make_loader(weighted, ranks=(1, 2)))
 
 
@@ -346,7 +346,7 @@ def test_leaking_model_is_refused_unless_rows_hold_one_document(
     tmp_path: Path, weighted: Path
 ) -> None:
     leaking = {"kind": "bloom", "attention": "eager"}
-    with pytest.raises(IsolationError, match=r"BloomForCausalLM.*see each other.*packing='none'"):
+    with pytest.raises(IsolationError, match=r"Bloom.*see each other.*packing='none'"):
         make_trainer(tmp_path, make_loader(weighted), make_model(**leaking))
     make_trainer(tmp_path, make_loader(weighted), make_model(**leaking), check_isolation=False)
     make_trainer(tmp_path, make_loader(weighted, packing="none"), make_model(**leaking)).train()

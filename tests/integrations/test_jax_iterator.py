@@ -69,7 +69,7 @@ def test_states_of_other_processes_are_the_same_and_fit_other_numbers(counting):
 def test_a_state_inside_a_step_fits_its_own_shape_only(counting):
     iterator = make(counting, batch_size=2)
     next(iterator)
-    with pytest.raises(StateError, match=r"after.*1.*2.*batches.*1.*processes.*4.*batches"):
+    with pytest.raises(StateError, match=r"after 1.*2 batches.*1.*processes"):
         make(counting, batch_size=1).set_state(iterator.get_state())
     with pytest.raises(StateError, match=r"2.*batches.*2.*those"):
         make(counting, ranks=(0, 2), batch_size=1).set_state(iterator.get_state())

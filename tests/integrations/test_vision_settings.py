@@ -154,7 +154,7 @@ def test_weights_that_labels_cannot_say_need_a_loss_that_reads_them(make):
     half = [*TALK[:2], TALK[2] | {"weight": 0.5}]
     with pytest.raises(
         ConfigError,
-        match=r"row 1.*0.*1.*batch\[\"loss_weights\"\] .* reads_loss_weights=True",
+        match=r"row 1.*reads_loss_weights=True",
     ):
         VisionCollator(make())([TALK, half])
 
@@ -243,7 +243,7 @@ class Elsewhere(TinyProcessor):
 def test_a_row_that_spells_other_text_is_an_error(make):
     with pytest.raises(
         RecordError,
-        match=r"row 0.*processor's.*it<\|im_end\|>.*label",
+        match=r"row 0.*processor's.*<\|im_end\|>",
     ):
         VisionCollator(make(kind=Elsewhere))([TALK])
 
@@ -252,9 +252,7 @@ def test_unknown_keywords_are_errors(make):
     processor = make(THINKING)
     with pytest.raises(ConfigError, match=r"'trian_on_eos'.*'train_on_eos'"):
         VisionCollator(processor, trian_on_eos="none")
-    with pytest.raises(
-        ConfigError, match=r"'xyz'.*setting.*the template's.*template_arguments=\{…\}"
-    ):
+    with pytest.raises(ConfigError, match=r"'xyz'.*template_arguments=\{…\}"):
         VisionCollator(processor, xyz=False)
     with pytest.raises(ConfigError, match=r"template_arguments.*'x'.*mapping"):
         VisionCollator(processor, template_arguments="x")
@@ -463,7 +461,7 @@ def test_columns_that_the_trainer_took_away_are_named(make, tmp_path):
     )
     with pytest.raises(
         RecordError,
-        match=r"row 0.*Trainer.*TrainingArguments\(remove_unused_columns=False",
+        match=r"row 0.*remove_unused_columns=False",
     ):
         trainer.train()
     with pytest.raises(ConversationError, match="no known layout"):

@@ -217,7 +217,7 @@ def test_trees_and_images_are_never_cut(tmp_path):
 
 
 def test_an_error_names_the_limit(plain):
-    with pytest.raises(RecordError, match=r"takes 10.*sequence_length.*max_document_tokens"):
+    with pytest.raises(RecordError, match=r"takes 10.*max_document_tokens"):
         list(build(Source(plain, max_epochs=1, too_long="error"), max_document_tokens=10))
 
 
@@ -240,16 +240,14 @@ def test_sources_have_limits_of_their_own(plain, documents):
 def test_limits_out_of_range_are_refused(plain, most):
     with pytest.raises(
         ConfigError,
-        match=rf"^max_document_tokens must be from 2 to the 32 slots of a row, got {most}",
+        match=rf"max_document_tokens .*32.* got {most}",
     ):
         build(plain, max_document_tokens=most)
-    with pytest.raises(
-        ConfigError, match=rf"^source 'plain': max_document_tokens must be from 2 .*, got {most}"
-    ):
+    with pytest.raises(ConfigError, match=rf"'plain': max_document_tok.*got {most}"):
         build(Source(plain, max_document_tokens=most))
     with pytest.raises(ConfigError, match=r"'plain': max_document_tokens.*'x'"):
         Source(plain, max_document_tokens="x")
-    with pytest.raises(ConfigError, match=r"^max_document_tokens must be a whole number, got 'x'"):
+    with pytest.raises(ConfigError, match=r"max_document_tokens .*number, got 'x'"):
         build(plain, max_document_tokens="x")
 
 

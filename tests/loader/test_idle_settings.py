@@ -57,7 +57,7 @@ def test_a_run_file_is_refused_alike(tmp_path):
         "data:\n  sources:\n    - {path: d, too_long: drop}\n"
         "  loader: {sequence_length: 64, rows_per_step: 8, packing: concat}\n"
     )
-    with pytest.raises(ConfigError, match=r"run\.yaml.*source 'd': too_long='drop'.*'concat'"):
+    with pytest.raises(ConfigError, match=r"'d': too_long='drop'.*'concat'"):
         load_run(file)
 
 

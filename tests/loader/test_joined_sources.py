@@ -173,7 +173,7 @@ def test_a_damaged_part_is_named_with_the_documents_number_in_it(data, tmp_path)
     content = bytearray(shard.read_bytes())
     content[int(open_dataset(tmp_path / "web-1").table.batches["tokens"][0])] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(CorruptionError, match=rf"'web-1' \({tmp_path}/web-1\): document 0"):
+    with pytest.raises(CorruptionError, match=rf"{tmp_path}/web-1\): document 0"):
         list(build(ps.Source(tmp_path / "web-*", max_epochs=1)))
 
 

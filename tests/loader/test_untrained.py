@@ -121,9 +121,7 @@ def test_a_whole_epoch_without_a_target_ends_the_loop(tmp_path, threads, count):
 
 def test_one_finite_pass_without_a_target(tmp_path):
     dataset = write_dataset(tmp_path / "d", [[1, 2, 3]] * 20)
-    with pytest.raises(
-        ConfigError, match=r"nothing was trained: none of the \d+ steps of d had a target"
-    ):
+    with pytest.raises(ConfigError, match=r"none of the \d+ steps of d had a target"):
         list(load(Source(dataset, objective=Silent(), max_epochs=1)))
 
 

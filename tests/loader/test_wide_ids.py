@@ -31,9 +31,7 @@ def in_place(tmp_path, documents):
 @pytest.mark.parametrize("vocab_size", [2**31 + 1, 2**32])
 def test_a_known_vocabulary_is_refused_at_once(tmp_path, vocab_size):
     dataset = write_dataset(tmp_path / "d", [[5, 6, 7]], vocab_size=vocab_size)
-    with pytest.raises(
-        ConfigError, match=rf"dataset 'd' has a vocabulary of {vocab_size} ids; .*dtype=\"int64\""
-    ):
+    with pytest.raises(ConfigError, match=rf"'d'.* {vocab_size} ids; .*int64"):
         load(dataset)
 
 

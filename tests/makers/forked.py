@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -54,9 +54,7 @@ class Forked:
     ) -> None:
         self.args = [str(word) for word in words]
         self._outputs = [str(path) for path in outputs]
-        given = (self.args, dict(environment), str(folder), self._outputs)
-        self._process = _context().Process(target=_become, args=given)
-        self._process.start()
+        self._process = fork(_become, self.args, dict(environment), str(folder), self._outputs)
         self.pid: int = self._process.pid
 
     @property
@@ -96,6 +94,13 @@ class Forked:
         if self.returncode is None:
             self.kill()
             self._process.join()
+
+
+def fork(function: Callable[..., None], *arguments: Any) -> Any:
+    """A started process of `multiprocessing` that calls a function of a module."""
+    process = _context().Process(target=function, args=arguments)
+    process.start()
+    return process
 
 
 def start_python(*words: Any, folder: Path, env: Mapping[str, str] | None = None) -> Forked:

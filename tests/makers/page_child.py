@@ -1,37 +1,41 @@
 """The interpreter of a page: a process that runs blocks in one namespace, as a notebook's kernel
 does.
 
-A request is a line of JSON on standard input: code, page, line of the page, and the file for what
-the block prints. The reply is a line of JSON: what the last expression shows, and the error.
+A request is a dictionary: code, page, line of the page, and the file for what the block prints. The
+reply is another: what the last expression shows, and the error.
 """
 
 import ast
 import base64
-import json
 import os
 import sys
 import traceback
 import types
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
 
-def serve() -> None:
-    """Answer requests until standard input ends."""
-    requests = os.fdopen(os.dup(0), encoding="utf-8")
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+def serve(asked: Connection, environment: dict[str, str], folder: str) -> None:
+    """Be the interpreter of a page in its folder, until nobody asks any more."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv[:] = [""]
+    sys.path.insert(0, "")  # a reader's folder comes first on the path of modules
     main = types.ModuleType(
         "__main__"
     )  # without a file, so that processes it starts do not run it again
     sys.modules["__main__"] = main
-    for line in requests:
-        request = json.loads(line)
-        _print_to(request["printed"])
-        reply = _run(request, main.__dict__)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        print(json.dumps(reply), file=replies, flush=True)
+    with suppress(EOFError):
+        while True:
+            request = asked.recv()
+            _print_to(request["printed"])
+            reply = _run(request, main.__dict__)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            asked.send(reply)
 
 
 def _print_to(path: str) -> None:

@@ -1,7 +1,7 @@
 """Pages of Markdown as programs: their blocks of code are run as a reader runs them, in the order
 of the page.
 
-    ```python                        runs in the page's one interpreter; the value of a last expression is shown, as a
+    ```python                        runs in the page's one interpreter, which has imported torch; the value of a last expression is shown, as a
                                      notebook shows it
     ```bash                          runs in the page's one shell (`cd`, variables and jobs in the background remain),
                                      in the same folder, with `penstock`, `python` and `torchrun` on
@@ -26,7 +26,6 @@ lines.
 """  # noqa: E501
 
 import contextlib
-import json
 import os
 import re
 import select
@@ -34,10 +33,13 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from makers.forked import fork
+from makers.page_child import serve
 from patience import PATIENCE_SECONDS
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]+)?(?P<rest>[^`]*)$")
@@ -276,7 +278,8 @@ class Session:
 
     def __init__(self, page: Path, folder: Path) -> None:
         self._page, self._folder = page.resolve(), folder
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._shell: subprocess.Popen[bytes] | None = None
+        self._interpreter: Any = None
         self._printed = folder.parent / f"{folder.name}-printed"
         self._printed.mkdir(exist_ok=True)
         self._count = 0
@@ -300,18 +303,23 @@ class Session:
         return Output(printed=text, shown=reply.get("shown", {}), error=reply.get("error"))
 
     def _python(self, block: Block, printed: Path) -> dict[str, Any]:
-        child = Path(__file__).with_name("page_child.py")
+        if self._interpreter is None:
+            self._asking, asked = Pipe()
+            self._interpreter = fork(serve, asked, _environment(), str(self._folder))
+            asked.close()
         request = {
             "code": block.code,
             "page": str(self._page),
             "line": block.line,
             "printed": str(printed),
         }
-        # Not by its path: a script's folder comes first on the path of modules, and here a reader's
-        # folder does.
-        start = f"import runpy; runpy.run_path({str(child)!r}, run_name='page_child')['serve']()"
-        reply = self._ask(block, [sys.executable, "-c", start], json.dumps(request))
-        return dict(json.loads(reply)) if reply else {"error": "the interpreter ended"}
+        try:
+            self._asking.send(request)
+            if not self._asking.poll(PATIENCE_SECONDS):
+                raise self._endless(block)
+            return dict(self._asking.recv())
+        except (EOFError, ConnectionError):
+            return {"error": "the interpreter ended"}
 
     def _bash(self, block: Block, printed: Path) -> dict[str, Any]:
         script = printed.with_suffix(".sh")
@@ -320,36 +328,38 @@ class Session:
         request = (
             f"{flags}; source {_quoted(script)} > {_quoted(printed)} 2>&1 < /dev/null; echo $?"
         )
-        reply = self._ask(block, ["bash", "--noprofile", "--norc"], request)
+        reply = self._ask(block, request)
         return (
             {} if reply == "0" else {"error": f"exit code {reply}" if reply else "a command failed"}
         )
 
-    def _ask(self, block: Block, command: list[str], request: str) -> str:
-        child = self._children.get(block.language)
-        if child is None:
-            pipe = subprocess.PIPE
-            child = subprocess.Popen(
-                command,
+    def _ask(self, block: Block, request: str) -> str:
+        """What the shell answers to a line."""
+        if self._shell is None:
+            self._shell = subprocess.Popen(
+                ["bash", "--noprofile", "--norc"],
                 cwd=self._folder,
                 env=_environment(),
-                stdin=pipe,
-                stdout=pipe,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 start_new_session=True,
             )
-            self._children[block.language] = child
-        assert child.stdin is not None
-        assert child.stdout is not None
+        shell = self._shell
+        assert shell.stdin is not None
+        assert shell.stdout is not None
         try:
-            child.stdin.write(request.encode() + b"\n")
-            child.stdin.flush()
+            shell.stdin.write(request.encode() + b"\n")
+            shell.stdin.flush()
         except BrokenPipeError:
             return ""
-        if not select.select([child.stdout], [], [], PATIENCE_SECONDS)[0]:
-            raise PageError(
-                f"{self._page}:{block.line}: the block did not end within {PATIENCE_SECONDS} s"
-            )
-        return child.stdout.readline().decode().strip()
+        if not select.select([shell.stdout], [], [], PATIENCE_SECONDS)[0]:
+            raise self._endless(block)
+        return shell.stdout.readline().decode().strip()
+
+    def _endless(self, block: Block) -> PageError:
+        return PageError(
+            f"{self._page}:{block.line}: the block did not end within {PATIENCE_SECONDS} s"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -360,13 +370,18 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for child in self._children.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            for stream in (child.stdin, child.stdout):
+        for child in (self._shell, self._interpreter):
+            if child is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+        if self._shell is not None:
+            for stream in (self._shell.stdin, self._shell.stdout):
                 if stream is not None:
                     stream.close()
-            child.wait()
+            self._shell.wait()
+        if self._interpreter is not None:
+            self._asking.close()
+            self._interpreter.join()
 
 
 def _environment() -> dict[str, str]:

@@ -53,7 +53,7 @@ def test_an_ogg_file_that_was_cut_between_pages_is_refused(kind):
     pages = [at for at in range(1, len(data)) if data[at : at + 4] == b"OggS"]
     assert len(pages) > 2
     for at in pages:
-        with pytest.raises(RecordError, match=r"without a last one, so it was cut|not a sound"):
+        with pytest.raises(RecordError, match=r"so it was cut|not a sound"):
             read_header(data[:at], "audio")
     begin, end = pages[1], pages[2]
     with pytest.raises(RecordError, match="a page is missing before byte"):
@@ -138,9 +138,7 @@ def test_silence_and_loud_sounds_are_sounds():
 @pytest.mark.parametrize("kind", ["WAV", "AIFF"])
 def test_rates_that_cannot_be_are_refused(kind, rate):
     for read in (read_sound, sound_size):
-        with pytest.raises(
-            RecordError, match=r"samples a second; expected 100 to 1,000,000|cannot be read"
-        ):
+        with pytest.raises(RecordError, match=r"100 to 1,000,000|cannot be read"):
             read(forged_rate(kind, rate), RATE, ANY)
 
 
@@ -160,14 +158,10 @@ def test_channels_that_cannot_be_are_refused(channels):
 
 def test_an_empty_sound_is_refused():
     for kind in ("WAV PCM_16", "WAV FLOAT", "FLAC PCM_16", "AIFF PCM_16"):
-        with pytest.raises(
-            RecordError, match=r"the sound is empty|not a sound|does not say how long"
-        ):
+        with pytest.raises(RecordError, match=r"is empty|not a sound|how long"):
             read_sound(sound(kind, np.zeros((0, 1), np.float32)), RATE, ANY)
     for data in (b"", b"RIFF", WHOLE["WAV PCM_16"][:12], WHOLE["WAV PCM_16"][:30]):
-        with pytest.raises(
-            RecordError, match=r"not a sound of a known format|the sound is damaged"
-        ):
+        with pytest.raises(RecordError, match=r"a known format|is damaged"):
             read_sound(data, RATE, ANY)
     with pytest.raises(RecordError, match=r"short: 1.*48,000.*4,000"):
         read_sound(sound("WAV PCM_16", tones(1), 48_000), 4000, ANY)
@@ -221,7 +215,7 @@ def test_a_flac_file_may_not_say_another_length(total, monkeypatch):
     if total == 1:
         assert len(read_sound(bytes(data), RATE, ANY)) == 1
         return
-    with pytest.raises(RecordError, match=r"does not say how long|damaged|cannot be read"):
+    with pytest.raises(RecordError, match=r"how long|damaged|cannot be read"):
         read_sound(bytes(data), RATE, ANY)
     assert counts["decoded"] <= 3001
 

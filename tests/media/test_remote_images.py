@@ -102,7 +102,7 @@ def test_what_is_damaged_replaced_or_gone_is_named(home, tmp_path, monkeypatch):
         with pytest.raises(CorruptionError, match=f"{url}: was replaced"):
             [image.read() for one in opened for image in one.images]
         damaged = loader("s3://bucket/data", cache=tmp_path / "two")
-        with pytest.raises(CorruptionError, match=f"{url}: the image .* differs from its digest"):
+        with pytest.raises(CorruptionError, match=f"{url}: the image .* its digest"):
             list(islice(damaged, 40))
         assets.unlink()
         with pytest.raises(StoreError, match=f"{url}: is not in the store"):
@@ -110,8 +110,6 @@ def test_what_is_damaged_replaced_or_gone_is_named(home, tmp_path, monkeypatch):
         with pytest.raises(CorruptionError, match=f"{url}: the file is missing"):
             ps.open_dataset("s3://bucket/data", cache=tmp_path / "three")
         assets.write_bytes(whole[:-50])
-        with pytest.raises(
-            CorruptionError, match=f"{url}: {len(whole) - 50} bytes, expected {len(whole)}"
-        ):
+        with pytest.raises(CorruptionError, match=f"{len(whole) - 50} .*{len(whole)}"):
             ps.open_dataset("s3://bucket/data", cache=tmp_path / "four")
         store.forget()

@@ -88,7 +88,7 @@ def test_an_error_of_such_a_package_names_cause_and_cure(monkeypatch: pytest.Mon
     inner = make_small("qwen3_next")
     install(monkeypatch, anywhere=False)
     monkeypatch.setattr(inner.base_model, "forward", dies)
-    with pytest.raises(ConfigError, match=r"0.*drivers.*fla, mamba_ssm, causal_conv1d"):
+    with pytest.raises(ConfigError, match=r"drivers.*fla, mamba_ssm, causal_conv1d"):
         true_logits(inner)
 
 

@@ -66,7 +66,7 @@ def test_a_row_is_packed_as_long_as_no_document_changes_the_others(kind: str) ->
         for begin, length in zip(np.cumsum([0, *lengths]), lengths, strict=False):
             due = alone(inner, row.tokens[begin : begin + length])
             torch.testing.assert_close(found[begin : begin + length], due, rtol=0, atol=1e-4)
-    with pytest.raises(IsolationError, match=rf"embedding.*\({kind}\).*changes.*{LIMIT}"):
+    with pytest.raises(IsolationError, match=rf"\({kind}\).*changes.*{LIMIT}"):
         model.tensors(random_row((20, LIMIT + 1)))
 
 
@@ -78,7 +78,7 @@ def test_training_is_refused_where_a_document_can_be_too_long(kind: str) -> None
         require_packed_rows(model, LIMIT + 1)
     assert most_packed(model, 64) == LIMIT
     require_packed_rows(model, 64, LIMIT)
-    with pytest.raises(IsolationError, match=rf"more than {LIMIT} tokens, and rows have 64"):
+    with pytest.raises(IsolationError, match=rf"more than {LIMIT} .*rows have 64"):
         require_packed_rows(model, 64, LIMIT + 1)
 
 

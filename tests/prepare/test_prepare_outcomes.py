@@ -76,7 +76,7 @@ def test_too_many_rejects_come_with_their_reasons(tmp_path, chat_tokenizer):
     )
     with pytest.raises(
         RecordError,
-        match=r'by reason:\n +7  message N has role "bot"; .*\n +3  no known layout; the first',
+        match=r'\n +7  message N.*"bot".*\n +3  no known',
     ):
         prepare_here(
             records,
@@ -88,7 +88,7 @@ def test_too_many_rejects_come_with_their_reasons(tmp_path, chat_tokenizer):
         )
     with pytest.raises(
         RecordError,
-        match=r'set max_rejects higher; by reason:\n +5  message N has role "bot"; the first',
+        match=r'max_rejects.*\n +5  message N.*"bot"',
     ):
         prepare_here(
             records[:6],

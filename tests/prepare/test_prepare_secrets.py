@@ -165,16 +165,12 @@ def test_a_server_that_refuses(server, tokenizer, tmp_path, capsys, kind, status
     put(server, "a.jsonl", words(2000))
     url = getattr(server, kind)("a.jsonl")
     server.status["a.jsonl"] = status
-    with pytest.raises(
-        RecordError, match=rf"/{kind}/a.jsonl: (the store cannot be read|no such file)"
-    ) as refused:
+    with pytest.raises(RecordError, match=rf"/{kind}/a.jsonl: .*(read|no such file)") as refused:
         prepare_here(url, tokenizer, tmp_path / "out", progress=True)
     server.status.clear()
     parts = open_sources(url, part_bytes=2000)
     server.status["a.jsonl"] = status
-    with pytest.raises(
-        RecordError, match=rf"/{kind}/a.jsonl: (the store cannot be read|is not in)"
-    ) as later:
+    with pytest.raises(RecordError, match=rf"/{kind}/a.jsonl: .*(be read|not in)") as later:
         list(parts[3].blocks())
     said = (
         printed(refused.value) + printed(later.value) + repr(parts) + "".join(capsys.readouterr())

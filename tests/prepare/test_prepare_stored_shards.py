@@ -312,7 +312,7 @@ def test_failures_of_a_moment_are_repeated(store, repeated, tokenizer, tmp_path,
 
 def test_a_store_that_refuses_ends_the_work(store, corpus, tokenizer):
     store.fail("403", 1, "part-000003.arrow", "PUT")
-    with pytest.raises(StoreError, match=r"s3://bucket/web/part-000003.arrow.*PermissionError"):
+    with pytest.raises(StoreError, match=r"web/part-000003.arrow.*PermissionError"):
         prepare_parts(corpus, tokenizer, URL, processes=2)
 
 

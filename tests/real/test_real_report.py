@@ -62,15 +62,11 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
         part.write_bytes(part.name.encode())
     make_models.join_files(parts, tmp_path / "whole", hashlib.sha256(b"ab").hexdigest())
     assert (tmp_path / "whole").read_bytes() == b"ab"
-    with pytest.raises(
-        SystemExit, match=r"a, b: SHA-256 is fb8e20fc\w+, expected 00; install the packages again"
-    ):
+    with pytest.raises(SystemExit, match=r"a, b: .*fb8e20fc\w+, expected 00; "):
         make_models.join_files(parts, tmp_path / "whole", "00")
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(make_models.PACKAGES, "smollm2", ("no-such-package-of-weights",))
-    with pytest.raises(
-        SystemExit, match=r"no-such-package-of-weights.*installed.*`make test-real`"
-    ):
+    with pytest.raises(SystemExit, match=r"no-such-package.*`make test-real`"):
         make_models.weight_files("smollm2")

@@ -60,7 +60,7 @@ def test_a_finished_copy_is_not_made_again(store, local):
 
 def test_an_interrupted_copy_goes_on(store, local, tmp_path):
     fault = store.fail("403", 1, "00002.arrow", "PUT")
-    with pytest.raises(StoreError, match=r"s3://bucket/web/00002.arrow.*PermissionError"):
+    with pytest.raises(StoreError, match=r"web/00002.arrow.*PermissionError"):
         copy_dataset(local.path, "s3://bucket/web")
     with pytest.raises(FormatError, match=r"s3://bucket/web.*manifest.json"):
         open_dataset("s3://bucket/web")
@@ -101,9 +101,7 @@ def test_damage_is_not_copied(store, local, tmp_path):
         copy_dataset(local.path, "s3://bucket/web")
     assert not (store.folder / "bucket" / "web" / "manifest.json").exists()
     os.truncate(local.path / "00001.arrow", 100)
-    with pytest.raises(
-        CorruptionError, match=r"web/00001.arrow: the file has 100 bytes, expected \d+"
-    ):
+    with pytest.raises(CorruptionError, match=r"00001.arrow: .*100 bytes, expected \d+"):
         copy_dataset(local.path, tmp_path / "copy")
 
 

@@ -161,9 +161,7 @@ def test_a_copy_that_cannot_be_healed_names_the_folder(store, folder, monkeypatc
     with open(shard, "r+b") as file:
         file.write(bytes(shard.stat().st_size))
     monkeypatch.setattr(SparseShards, "write", lambda *_: None)
-    with pytest.raises(
-        CorruptionError, match=r"fetched again into the cache .*cache/chats-[0-9a-f]+; upload"
-    ):
+    with pytest.raises(CorruptionError, match=r"fetched again.*chats-[0-9a-f]+; upload"):
         dataset[0]
 
 
@@ -174,9 +172,7 @@ def test_a_dataset_that_is_wrong_in_the_store_says_so_and_names_the_cache(store,
     target = folder / "bucket" / "wrong"
     shutil.copytree(folder / "bucket" / "chats", target)
     (target / "files.json").write_text('["a", "b", "c", "d", "e", "f", "g", "h", "i"]')
-    with pytest.raises(
-        CorruptionError, match=r"s3://bucket/wrong/files.json.*checksum.*cache/wrong-"
-    ):
+    with pytest.raises(CorruptionError, match=r"wrong/files.json.*checksum.*wrong-"):
         open_dataset("s3://bucket/wrong")
     shutil.rmtree(target)
 

@@ -70,9 +70,7 @@ def set_number(folder: Path, name: str, kind: Any, place: int, value: int) -> No
 @pytest.mark.parametrize("column", range(9))
 def test_a_batch_table_that_leaves_the_shard(victim: Path, column: int) -> None:
     set_number(victim, "batches.u64", np.uint64, 9 + column, 2**40)
-    with pytest.raises(
-        CorruptionError, match=r"batches.u64: batch 1 of 00000.arrow does not lie in its \d+ bytes"
-    ):
+    with pytest.raises(CorruptionError, match=r"batches.u64: batch 1 .*its \d+ bytes"):
         open_dataset(victim)
     faults = [str(fault) for fault in verify(victim).faults]
     assert any(
@@ -105,9 +103,7 @@ def test_batches_of_another_size(victim: Path) -> None:
 def test_names_that_lead_out_of_the_folder(victim: Path, name: str) -> None:
     (victim / "00001.arrow").rename(victim.parent / "secret.arrow")
     change(victim, lambda manifest: manifest["shards"][1].update(file=name))
-    with pytest.raises(
-        CorruptionError, match=r"is not the name of a file in this folder|ends in .arrow"
-    ):
+    with pytest.raises(CorruptionError, match=r"not the name of a file|ends in .arrow"):
         open_dataset(victim)
 
 

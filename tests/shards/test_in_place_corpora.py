@@ -271,7 +271,7 @@ def test_damaged_documents_are_not_converted(tmp_path):
     dataset = make_dataset(tmp_path / "d", spans=False)
     data = np.memmap(tmp_path / "d" / "00000.arrow", np.uint8, "r+")
     data[int(dataset.table.batches["tokens"][0])] ^= 1
-    with pytest.raises(CorruptionError, match=r"00000.arrow: document \d+: its tokens differ"):
+    with pytest.raises(CorruptionError, match=r"arrow: document \d+: its tokens differ"):
         write_megatron(dataset, tmp_path / "out")
     assert not (tmp_path / "out.idx").exists()
 

@@ -147,9 +147,7 @@ def test_parts_that_differ_are_refused_by_name(tmp_path, options, fact):
     write_dataset(tmp_path / "a", [[5, 6], []], tokenizer=TOKENIZER)
     write_dataset(tmp_path / "none", [[]], tokenizer=TOKENIZER)
     write_dataset(tmp_path / "b", **{"documents": [[5, 6]], "tokenizer": TOKENIZER, **options})
-    with pytest.raises(
-        ConfigError, match=rf"{tmp_path}/a and {tmp_path}/b cannot be one corpus: {fact}"
-    ):
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/a and {tmp_path}/b .*{fact}"):
         open_dataset([tmp_path / "a", tmp_path / "none", tmp_path / "b"])
 
 

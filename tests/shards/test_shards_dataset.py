@@ -231,7 +231,7 @@ def test_truncated_and_missing_files_are_found_at_opening(tmp_path, name):
     path.write_bytes(data[:-1])
     with pytest.raises(
         CorruptionError,
-        match=rf"{name}: {len(data) - 1} bytes, expected {len(data)}; copy it again",
+        match=rf"{name}: {len(data) - 1} .*{len(data)};",
     ):
         open_dataset(tmp_path / "d")
     path.unlink()

@@ -103,9 +103,7 @@ def test_zstd_with_a_long_window(tmp_path):
 def test_a_zstd_header_that_names_too_much(tmp_path, size):
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + bytes(20))
-    with pytest.raises(
-        DamagedFileError, match=r"claims [\d,]+ bytes of content, more than 33 bytes can hold"
-    ):
+    with pytest.raises(DamagedFileError, match=r"claims [\d,]+ bytes.*more than 33"):
         list(read_texts(open_sources(path)))
 
 
@@ -114,7 +112,7 @@ def test_what_is_not_read_is_named(tmp_path):
         (tmp_path / name).write_bytes(b"PK")
         with pytest.raises(
             ConfigError,
-            match=r"\.\w+ files are not supported; unpack the file first, or compress it",
+            match=r"\.\w+ files are not supported; unpack",
         ):
             open_sources(tmp_path / name)
     (tmp_path / "a.tar.gz").write_bytes(b"PK")

@@ -310,9 +310,7 @@ def test_damaged_files(tmp_path, monkeypatch):
     rows = [["text"], *([f"{number} word word"] for number in range(5000))]
     data = written(rows).encode()
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(data)[:-500])
-    with pytest.raises(
-        DamagedFileError, match=r"a.csv.gz:\d+: the file cannot be read further: .*cut"
-    ):
+    with pytest.raises(DamagedFileError, match=r"a.csv.gz:\d+: .*cannot be read.*cut"):
         list(read_texts(open_sources(tmp_path / "a.csv.gz")))
     damage = []
     kept = list(
@@ -331,9 +329,7 @@ def test_damaged_files(tmp_path, monkeypatch):
     (tmp_path / "c.csv").write_bytes(data)
     parts = number_lines(open_sources(tmp_path / "c.csv", part_bytes=1000))
     (tmp_path / "c.csv").write_bytes(data[:5000])
-    with pytest.raises(
-        DamagedFileError, match=r"c.csv:\d+: the file cannot be read further: it has become shorter"
-    ):
+    with pytest.raises(DamagedFileError, match=r"c.csv:\d+: .*cannot be read.*shorter"):
         list(parts[8].blocks())
     monkeypatch.setattr(csv_files_module, "MAX_LINE_BYTES", 100)
     monkeypatch.setattr(csv_files_module, "BLOCK_BYTES", 64)

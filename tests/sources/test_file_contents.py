@@ -219,9 +219,7 @@ def others():
 def test_what_is_not_read_is_refused_as_what_it_is(tmp_path, name):
     for what, content in others().items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(
-            ConfigError, match=rf"{name}: is {what.strip()}\b.*, which is not read; \w+"
-        ):
+        with pytest.raises(ConfigError, match=rf"{name}: is {what.strip()}\b.*, .*read;"):
             open_sources(tmp_path / name)
     (tmp_path / "a.jsonl").write_bytes(b"<!DOCTYPE html>\n<html><body>Sign in</body></html>")
     with pytest.raises(ConfigError, match=r"a.jsonl.*HTML.*servers.*login"):

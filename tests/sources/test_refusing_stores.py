@@ -91,9 +91,7 @@ def test_an_s3_store_that_is_not_there(closed_port, monkeypatch):
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     s3fs.S3FileSystem.clear_instance_cache()
     try:
-        with pytest.raises(
-            RecordError, match=r"^s3://bucket/a.jsonl: the store cannot be read: .*[Cc]onnect"
-        ):
+        with pytest.raises(RecordError, match=r"^s3://bucket/a.jsonl: .*[Cc]onnect"):
             open_sources("s3://bucket/a.jsonl")
     finally:
         s3fs.S3FileSystem.clear_instance_cache()

@@ -176,10 +176,7 @@ def test_a_store_that_gives_no_ranges_or_changed(store, monkeypatch):
     monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *_, **__: bytes(10_000))
     with pytest.raises(
         RecordError,
-        match=(
-            r"requested \d+ bytes, the store sent 10000, so it does not support ranges.*set "
-            r"part_bytes"
-        ),
+        match=(r"\d+ bytes, .* sent 10000.*part_bytes"),
     ):
         list(parts[0].blocks())
 
@@ -207,7 +204,7 @@ def test_a_store_that_cannot_be_listed_is_no_missing_file(store, monkeypatch):
     monkeypatch.setattr(MemoryFileSystem, "info", fail)
     with pytest.raises(RecordError, match=r"a.jsonl.*PermissionError.*credentials"):
         open_sources(f"{store[1]}/a.jsonl")
-    with pytest.raises(RecordError, match=r"nonesuch://a.jsonl: .*pip install 'penstock\[cloud\]'"):
+    with pytest.raises(RecordError, match=r"nonesuch://a.*'penstock\[cloud\]'"):
         open_sources("nonesuch://a.jsonl")
 
 

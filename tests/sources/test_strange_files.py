@@ -20,7 +20,7 @@ def test_one_file_under_two_names(tmp_path):
     for spec in (tmp_path, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"], f"{tmp_path}/*.jsonl"):
         with pytest.raises(
             ConfigError,
-            match=r"b.jsonl: is the same file as \S+a.jsonl, so it is given twice; name it",
+            match=r"b.jsonl: is the same file as \S+a.jsonl",
         ):
             open_sources(spec)
     (tmp_path / "b.jsonl").unlink()
@@ -107,7 +107,7 @@ def test_folders_without_end(tmp_path):
     for spec in (tmp_path, f"{tmp_path}/**/*.jsonl", f"{tmp_path}/in/**"):
         with pytest.raises(
             RecordError,
-            match=r"one/in|one: is a link to a folder that contains it, an endless loop",
+            match=r"one/in|one: .*contains it, an endless",
         ):
             open_sources(spec)
 

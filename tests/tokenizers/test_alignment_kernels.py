@@ -235,7 +235,5 @@ def test_canonical_bytes(text: str) -> None:
 
 @pytest.mark.parametrize("ids", [[-1], [STUDENT.vocab_size], [FIRST, 10**12]])
 def test_unknown_ids_are_refused(ids: list[int]) -> None:
-    with pytest.raises(
-        ValueError, match=rf"id {ids[-1]} is outside the vocabulary of {STUDENT.vocab_size} ids"
-    ):
+    with pytest.raises(ValueError, match=rf"id {ids[-1]} .*{STUDENT.vocab_size}"):
         ALIGNER.align(ids, [FIRST])

@@ -73,9 +73,7 @@ def test_every_byte_is_in_the_table_once(exact: Tokenizer) -> None:
         for token_id in exact.special_tokens.values()
     )
     assert table.lengths.tolist() == [len(entry) for entry in entries]
-    with pytest.raises(
-        TokenizerError, match=f"id {len(table)} is outside the vocabulary of {len(table)} ids"
-    ):
+    with pytest.raises(TokenizerError, match=f"id {len(table)} .*of {len(table)} ids"):
         table[len(table)]
 
 

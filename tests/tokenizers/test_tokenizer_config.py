@@ -131,9 +131,7 @@ def test_the_configuration_decides_what_is_content(
 def test_a_number_that_the_entry_would_not_get_is_refused(base: Tokenizer, tmp_path: Path) -> None:
     first = base.vocab_size
     folder = write(tmp_path, base, [], {"added_tokens_decoder": decoder(entry(first + 2, "<a>"))})
-    with pytest.raises(
-        TokenizerError, match=rf"lists.*'<a>'.*{first + 2}.*would.*become.*{first}.*add"
-    ):
+    with pytest.raises(TokenizerError, match=rf"'<a>'.*{first + 2}.*become {first}.*add"):
         load_tokenizer(folder)
 
 

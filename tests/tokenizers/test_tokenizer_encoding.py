@@ -239,9 +239,7 @@ def test_decoding_shows_control_tokens_and_broken_bytes(trained: Path) -> None:
 
 @pytest.mark.parametrize("ids", [[-1], [0, -100], [100_000_000]])
 def test_ids_outside_the_vocabulary_are_refused(exact: Tokenizer, ids: list[int]) -> None:
-    with pytest.raises(
-        TokenizerError, match=f"id {ids[-1]} is outside the vocabulary of {exact.vocab_size} ids"
-    ):
+    with pytest.raises(TokenizerError, match=f"id {ids[-1]} .*of {exact.vocab_size}"):
         exact.decode(ids)
     with pytest.raises(TokenizerError, match=f"id {ids[-1]} is outside the vocabulary"):
         exact.token_ends("", ids)

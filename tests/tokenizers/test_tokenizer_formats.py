@@ -126,7 +126,7 @@ def test_ranks_of_nobody_known_want_a_pattern(tmp_path: Path) -> None:
     path = write_ranks(tmp_path / "tokenizer.model", make_ranks())
     with pytest.raises(
         TokenizerError,
-        match=r"tokenizer.model: a .tiktoken file .* nor are its \d+ ranks the 128,000 of",
+        match=r"tokenizer.model: .*its \d+ ranks.*128,0",
     ):
         load_tokenizer(path)
     assert load_tokenizer(path, pattern=LLAMA3_PATTERN).encoder == "gigatoken"
@@ -206,9 +206,7 @@ def test_two_files_that_are_not_read(halves: Path) -> None:
     (halves / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "WhisperTokenizer"})
     )
-    with pytest.raises(
-        TokenizerError, match=r"WhisperTokenizer.*GPT2Tokenizer, .*make.*tokenizer.json"
-    ):
+    with pytest.raises(TokenizerError, match=r"Whisper.*GPT2Tokenizer.*tokenizer.json"):
         load_tokenizer(halves)
     (halves / "tokenizer_config.json").unlink()
     (halves / "vocab.json").write_text('{"a</w>": 0}')
@@ -265,7 +263,7 @@ def test_files_of_others_get_one_clear_line(
 
 def test_a_folder_of_others_says_so(tmp_path: Path) -> None:
     (tmp_path / "model-Q4.gguf").write_bytes(b"GGUF\x03")
-    with pytest.raises(TokenizerError, match=r"model-Q4.gguf.*GGUF file.*give.*tokenizer.json"):
+    with pytest.raises(TokenizerError, match=r"Q4.gguf.*GGUF file.*tokenizer.json"):
         load_tokenizer(tmp_path)
 
 

@@ -43,7 +43,7 @@ def test_what_is_saved_is_read(tmp_path):
     assert (found.part("model") / "weights.txt").read_text() == "7"
     assert (found.part("tokenizer") / "vocabulary").read_text() == "abc"
     assert found.part("run.yaml").read_text() == "model: {}"
-    with pytest.raises(FormatError, match=r"part.*moments.*optimizer\.safetensors, run\.yaml"):
+    with pytest.raises(FormatError, match=r"moments.*optimizer\.safetensors, run"):
         found.part("moments")
 
 

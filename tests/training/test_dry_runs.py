@@ -179,9 +179,7 @@ def test_a_package_that_is_missing(data, tmp_path, monkeypatch, name):
     monkeypatch.setattr("penstock.learn.training.checks.find_spec", lambda asked: None)
     setting = "training.tensorboard=true" if name == "tensorboard" else "training.wandb=mine"
     for dry_run in (True, False):
-        with pytest.raises(
-            MissingExtraError, match=rf"{name} is not installed; .*penstock\[{name}\]"
-        ):
+        with pytest.raises(MissingExtraError, match=rf"{name} is not.*penstock\[{name}\]"):
             make(data, tmp_path / "run", setting, dry_run=dry_run)
     assert list(tmp_path.iterdir()) == []
 
@@ -228,7 +226,7 @@ def test_a_folder_that_another_process_trains_into(data, tmp_path):
     train(data, tmp_path / "run", until=3)
     lock = lock_folder(tmp_path / "run", tmp_path / "run" / "lock", doing="training")
     try:
-        with pytest.raises(OutputError, match=rf"process {os.getpid()} is training into it"):
+        with pytest.raises(OutputError, match=rf"process {os.getpid()} is training"):
             make(data, tmp_path / "run", resume=True, dry_run=True)
     finally:
         os.close(lock)

@@ -51,9 +51,7 @@ def test_a_ramp_is_resumed_at_any_step(data, tmp_path):
             data, tmp_path / str(until), RAMP, "training.checkpoints.every=1", resume=True
         )
         assert losses(found) == due
-    with pytest.raises(
-        StateError, match=r"rows_per_step was \[\[0, 2\], \[4, 6\], \[9, 4\]\], is 4"
-    ):
+    with pytest.raises(StateError, match=r"was \[\[0, 2\], .*\[9, 4\]\], is 4"):
         make(data, tmp_path / "whole", resume=True)
 
 
@@ -161,7 +159,9 @@ def test_a_plan_begins_where_the_run_does(data, tmp_path, capsys):
     train(data, tmp_path / "a", RAMP, until=7)
 
     def plan(run_file, *assignments):
-        plan_verb.run(str(run_file), steps=None, assignments=list(assignments), as_json=True)
+        plan_verb.run(
+            run_file=str(run_file), steps=None, assignments=list(assignments), as_json=True
+        )
         return json.loads(capsys.readouterr().out)
 
     whole = plan(data / "run.yaml", RAMP)

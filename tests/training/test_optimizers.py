@@ -140,7 +140,7 @@ def test_a_state_of_other_parameters_is_refused():
 
 
 def test_half_precision_weights_are_refused():
-    with pytest.raises(ConfigError, match=r"embedding\.weight.*torch\.bfloat16.*float32"):
+    with pytest.raises(ConfigError, match=r"embedding\.weight.*bfloat16.*float32"):
         Optimizers(Tiny().bfloat16(), OptimizerSettings())
 
 

@@ -124,16 +124,14 @@ def test_fewer_steps_than_are_done(data, tmp_path):
 
 def test_a_loss_that_is_no_number(data, tmp_path):
     wild = ("training.optimizer.learning_rate=1e30", "training.optimizer.clip_norm=null")
-    with pytest.raises(StateError, match=r"step \d+: loss .*not finite.*lower the learning rate"):
+    with pytest.raises(StateError, match=r"step \d+: .*not finite.*learning rate"):
         train(data, tmp_path / "run", *wild)
     assert not list((tmp_path / "run" / "checkpoints").glob("step-00000004"))
 
 
 def test_data_that_ends_too_early(data, tmp_path):
     ends = ("data.loader.rows_per_step=16", "data.sources.0.max_epochs=1")
-    with pytest.raises(
-        ConfigError, match=r"the sources ended after \d+ steps, before 90; lower steps"
-    ):
+    with pytest.raises(ConfigError, match=r"after \d+ steps, before 90; lower steps"):
         train(data, tmp_path / "run", "training.steps=90", *ends)
 
 

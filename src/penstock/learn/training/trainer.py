@@ -28,8 +28,9 @@ from penstock.core.errors import ConfigError, PenstockError, StateError
 from penstock.core.json_values import JsonObject
 from penstock.core.randomness import key_for
 from penstock.learn.training.agreement import bits_notices, contents
-from penstock.learn.training.checks import bit_settings, check_fit, rows_per_pass, trial_row
+from penstock.learn.training.checks import check_fit, trial_row
 from penstock.learn.training.continued import Continued
+from penstock.learn.training.determinism import bit_settings
 from penstock.learn.training.distributed import (
     InBlocks,
     Ranks,
@@ -40,6 +41,7 @@ from penstock.learn.training.distributed import (
 from penstock.learn.training.evaluators import Evaluator, evaluate, scheduled
 from penstock.learn.training.held_out_preference import HeldOutPreference
 from penstock.learn.training.loss_groups import LossGroups, LossSums, inner_of, means
+from penstock.learn.training.memory import rows_per_pass
 from penstock.learn.training.metrics import METRICS, read_metrics
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.own import LossOfOwn, OwnState, load_on_step

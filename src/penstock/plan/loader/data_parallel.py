@@ -119,7 +119,8 @@ class DataParallel:
         if isinstance(value, Mesh):
             return cls.from_mesh(value)
         raise ConfigError(
-            f"data_parallel: expected DataParallel, (rank, size) or a DeviceMesh, got {value!r}"
+            f"data_parallel: expected DataParallel, (rank, size) or a DeviceMesh, got {value!r:.60}"
+            + ("; call it: DataParallel.from_env()" if callable(value) else "")
         )
 
     @classmethod

@@ -11,18 +11,15 @@ ahead of training. So `state_dict()` is refused while an iterator that returned 
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, Self, cast, final
+from typing import Any, Self, Unpack, cast, final
 
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.notebook import card, table
-from penstock.core.suggestions import suggests
+from penstock.core.suggestions import has_settings, suggests
 from penstock.data.shards import Corpus
 from penstock.media.rows import BlankImage
-from penstock.plan.inputs import Attention
-from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader import companion as companions
 from penstock.plan.loader import state as states
 from penstock.plan.loader.buffers import cuda_in_use, heap, pinned
@@ -32,7 +29,7 @@ from penstock.plan.loader.explain import PieceOrigin, explain
 from penstock.plan.loader.extras import Extras
 from penstock.plan.loader.fetching import Fetching, Traffic
 from penstock.plan.loader.fill import Fill
-from penstock.plan.loader.image_cache import BYTES, PREFETCH_BYTES
+from penstock.plan.loader.loader_keywords import LoaderKeywords
 from penstock.plan.loader.loader_settings import LoaderSettings, step_number
 from penstock.plan.loader.mixture import Mixture, Sources, require_one_tokenizer, whole
 from penstock.plan.loader.plan import Plan
@@ -42,7 +39,6 @@ from penstock.plan.loader.step_planner import StepPlan, StepPlanner, StepState, 
 from penstock.plan.loader.steps import Step
 from penstock.plan.loader.steps_ahead import StepsAhead
 from penstock.plan.loader.target_watch import TargetWatch
-from penstock.plan.packing import Packing
 
 
 @suggests
@@ -73,64 +69,9 @@ class Loader:
         DistributedError: Several processes, and `data_parallel` was left out.
     """  # noqa: E501
 
-    def __init__(
-        self,
-        mixture: Mixture | Sources,
-        *,
-        sequence_length: int,
-        rows_per_step: int | Mapping[int, int],
-        seed: int = 0,
-        data_parallel: DataParallel | tuple[int, int] | Any | None = None,
-        packing: Packing = "best_fit",
-        window_rows: int = 1024,
-        patches_per_row: int | None = None,
-        documents_per_row: int | None = None,
-        max_document_tokens: int | None = None,
-        requirements: InputRequirements | None = None,
-        attention: Attention | None = None,
-        pad_id: int = 0,
-        threads: int = 1,
-        prefetch: int = 2,
-        pin_memory: bool | None = None,
-        companion: Companion | None = None,
-        sum_over_ranks: Callable[[list[float]], Sequence[float]] | None = None,
-        image_cache: str | Path | None = None,
-        image_cache_bytes: int = BYTES,
-        prefetch_bytes: int = PREFETCH_BYTES,
-        cache: str | Path | None = None,
-        cache_bytes: int | None = None,
-        continue_from: Mapping[str, Any] | None = None,
-        first_step: int = 0,
-    ) -> None:
-        self._open(
-            mixture,
-            LoaderSettings(
-                sequence_length=sequence_length,
-                rows_per_step=rows_per_step,
-                seed=seed,
-                data_parallel=data_parallel,
-                packing=packing,
-                window_rows=window_rows,
-                patches_per_row=patches_per_row,
-                documents_per_row=documents_per_row,
-                max_document_tokens=max_document_tokens,
-                requirements=requirements,
-                attention=attention,
-                pad_id=pad_id,
-                threads=threads,
-                prefetch=prefetch,
-                pin_memory=pin_memory,
-                companion=companion,
-                sum_over_ranks=sum_over_ranks,
-                image_cache=image_cache,
-                image_cache_bytes=image_cache_bytes,
-                prefetch_bytes=prefetch_bytes,
-                cache=cache,
-                cache_bytes=cache_bytes,
-                continue_from=continue_from,
-                first_step=first_step,
-            ),
-        )
+    @has_settings(LoaderSettings)
+    def __init__(self, mixture: Mixture | Sources, **settings: Unpack[LoaderKeywords]) -> None:
+        self._open(mixture, LoaderSettings(**settings))
 
     @classmethod
     def of(cls, mixture: Mixture | Sources, settings: LoaderSettings) -> "Loader":

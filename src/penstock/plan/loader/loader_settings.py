@@ -124,7 +124,8 @@ class LoaderSettings(PlanSettings):
             )
         if not isinstance(self.requirements, InputRequirements | None):
             raise ConfigError(
-                f"requirements must be penstock.InputRequirements, got {self.requirements!r}"
+                f"requirements must be penstock.InputRequirements, got {self.requirements!r:.60}"
+                + ("; call it: model.requirements()" if callable(self.requirements) else "")
             )
         self.merged_requirements().require_effect()
         for name in ("cache_bytes", "prefetch_bytes"):

@@ -35,14 +35,8 @@ from penstock.learn.training.settings import TrainSettings
 from penstock.plan.loader.mixture import Source
 from penstock.plan.loader.plan_settings import PlanSettings
 from penstock.use.config.document import Document, Place
-from penstock.use.config.validation import (
-    KINDS,
-    OBJECTIVE,
-    complaints,
-    kind_model,
-    objective_of,
-    told_apart,
-)
+from penstock.use.config.kinds import KINDS, OBJECTIVE, kind_model, objective_of, told_apart
+from penstock.use.config.validation import complaints
 
 _IN_FILES: dict[tuple[type, str], tuple[Any, Callable[[Any], Any]]] = {
     (Source, "path"): (str | Sequence[str], lambda path: path),

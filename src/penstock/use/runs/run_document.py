@@ -26,9 +26,10 @@ from penstock.models.own_code import is_own_code, name_of
 from penstock.plan.loader.mixture import Mixture, Source
 from penstock.plan.objectives.objective import Causal
 from penstock.use.config.document import Document, Place, copied, dotted
+from penstock.use.config.kinds import KINDS, PRESETS
 from penstock.use.config.models import check, field_names, model_of
 from penstock.use.config.run_file import PYTHON, DataSettings, RunSettings
-from penstock.use.config.validation import KINDS, PRESETS, suggestion
+from penstock.use.config.validation import suggestion
 
 OBJECT = "given in Python"
 """Placeholder in a run file for an object."""
@@ -138,8 +139,9 @@ def training_section(
     for part in SHORT:
         if part in section:
             section[part] = _as_section(part, section[part])
-    if isinstance(section.get("preference"), str):
-        section["preference"] = {"kind": section["preference"]}
+    for part in ("preference", "policy"):
+        if isinstance(section.get(part), str):
+            section[part] = {"kind": section[part]}
     if "evaluators" in section:
         section["evaluators"] = _evaluators(section["evaluators"], call)
     return section
