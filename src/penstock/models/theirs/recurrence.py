@@ -101,15 +101,13 @@ def _keep_in_checkpoints(inner: "PreTrainedModel") -> None:
     """
     for module in inner.modules():
         checkpoint = getattr(module, "_gradient_checkpointing_func", None)
-        if checkpoint is not None and not hasattr(checkpoint, "penstock"):
+        if checkpoint is not None and not isinstance(checkpoint, _Checkpoint):
             module._gradient_checkpointing_func = _Checkpoint(checkpoint)
 
 
 @final
 class _Checkpoint:
     """transformers' checkpoint function, with the row of its call in both passes."""
-
-    penstock = True
 
     def __init__(self, checkpoint: Callable[..., object]) -> None:
         self._checkpoint = checkpoint
