@@ -31,7 +31,13 @@ from penstock.learn.training.agreement import bits_notices, contents
 from penstock.learn.training.checks import check_fit, trial_row
 from penstock.learn.training.continued import Continued
 from penstock.learn.training.determinism import bit_settings
-from penstock.learn.training.distributed import Ranks, shard, sharded_again, with_gradients
+from penstock.learn.training.distributed import (
+    InBlocks,
+    Ranks,
+    shard,
+    sharded_again,
+    with_gradients,
+)
 from penstock.learn.training.evaluators import Evaluator, evaluate, scheduled
 from penstock.learn.training.held_out_preference import HeldOutPreference
 from penstock.learn.training.loss_groups import LossGroups, LossSums, inner_of, means
@@ -129,7 +135,7 @@ class Trainer:
             check_values(contents(model, distiller, self._paths, evaluators))
         base = fixed_base(model)
         if settings.shard:
-            shard(model, ranks)
+            shard(module_of(model), ranks)
         if settings.compile:
             _compile(model)
         self._own_loss = None if settings.loss is None else LossOfOwn(settings.loss)
@@ -151,7 +157,7 @@ class Trainer:
             ranks.place.size,
             self.rows_per_pass,
             str(model.compute_dtype),
-            getattr(optimizers, "fused", None),
+            optimizers.fused,
         )
         self.state = RunState(
             folder=run,
@@ -437,10 +443,9 @@ def _compile(model: LanguageModel) -> None:
     for each number. How many tokens an expert gets differs too much to be foreseen: experts stay as
     they are.
     """
-    blocks = getattr(model, "blocks", None)
-    if blocks is None:
+    if not isinstance(model, InBlocks):
         raise ConfigError("training.compile: this model has no `blocks`; train it without compile")
-    for block in blocks:
+    for block in model.blocks:
         for module in block.modules():
             if isinstance(module, Experts):
                 module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
