@@ -38,10 +38,9 @@ TORCH_ROOMS = tuple(
             f"use.runs.{module}"
             for module in (
                 *("dry_runs", "evaluating", "exporting", "generating", "opening", "reference"),
-                *("rollouts", "run", "serving", "starting"),
+                *("rollouts", "run", "serving", "starting", "training"),
             )
         ),
-        "use.runs.training",
     )
 )
 """Rooms and modules that may need torch or transformers; all others, and the verbs that use only

@@ -9,8 +9,8 @@ from penstock.core.version import __version__ as __version__
 
 with lazy(__name__):
     from penstock.core.errors import PenstockError
-    from penstock.data.prepare.options import ChatOptions
     from penstock.data.prepare.preparation import prepare
+    from penstock.data.prepare.prepare_keywords import ChatOptions
     from penstock.data.shards.dataset import Dataset
     from penstock.data.shards.memory import write_dataset
     from penstock.data.shards.opening import open_dataset
