@@ -114,8 +114,9 @@ def test_what_is_evaluated_is_a_task_or_the_place_of_data(made, plain, tmp_path,
     found = plain.evaluate(made / "text/valid*", task, device="cpu", threads=1)
     [score] = found["tasks"]
     assert score["name"] == "bits_per_byte"
-    same = plain.evaluate(held, device="cpu", threads=1)["results"][0]
-    assert same["loss"] == found["results"][0]["loss"]
+    for same in (held, ps.open_dataset(held)):
+        [result] = plain.evaluate(same, device="cpu", threads=1)["results"]
+        assert result["loss"] == found["results"][0]["loss"]
     assert ps.evaluation.Results.from_json(score).to_json() == score
     for name, reason in {
         "gsm8": "no task 'gsm8'; known",

@@ -534,3 +534,17 @@ def test_a_run_of_chats_replies_and_one_of_texts_says_why_not(made, tmp_path):
         made.chat("a")
     with pytest.raises(ConfigError, match="did you mean"):
         run.chat("a", temprature=0)
+
+
+def test_datasets_that_were_opened_are_named_by_their_places(data, tmp_path):
+    train, held = (ps.open_dataset(data / "data" / name) for name in ("train", "validation"))
+    joined = ps.Source([train, str(held.path)], name="both")
+    mixture = ps.Mixture([ps.Source(ps.open_dataset([train, held]), 3), joined, train])
+    loader = ps.Loader(mixture, sequence_length=64, rows_per_step=4)
+    watched = {"held out": {"data": held, "every": 1}}
+    settings = {**SETTINGS, "steps": 1, "warmup_steps": 1, "evaluators": watched}
+    run = ps.train(make_model(data), loader, output=tmp_path / "run", **settings)
+    written = yaml.safe_load((run.path / "run.yaml").read_text())
+    both = [str(train.path), str(held.path)]
+    assert [one["path"] for one in written["data"]["sources"]] == [both, both, str(train.path)]
+    assert run.resume(steps=2).step == 2

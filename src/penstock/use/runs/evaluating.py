@@ -10,6 +10,7 @@ from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import is_url
 from penstock.core.json_files import json_text
 from penstock.core.terminal import visible
+from penstock.data.shards.tables.corpus import Corpus
 from penstock.learn.evaluation.results import run_task
 from penstock.learn.evaluation.subject import Subject
 from penstock.learn.evaluation.tasks import LM_EVAL, TaskSettings, check_name, make_task
@@ -32,7 +33,7 @@ Data = str | Source | Mixture
 
 def evaluate_run(
     open_model: Callable[[OpeningKeywords], Opened],
-    what: Sequence[str | Path | Source | Mixture | TaskSettings],
+    what: Sequence[str | Path | Corpus | Source | Mixture | TaskSettings],
     output: Path | None,
     rows: int | None,
     settings: dict[str, Any],
@@ -53,8 +54,10 @@ def evaluate_run(
             tasks.append(one)
         elif isinstance(one, str) and not _is_data(one):
             tasks.append(TaskSettings(name=one, **settings))
+        elif isinstance(one, str | Path):
+            data.append(str(one))
         else:
-            data.append(str(one) if isinstance(one, Path) else one)
+            data.append(one if isinstance(one, Source | Mixture) else Source(one))
     return evaluate(lambda: open_model(opening), data, tasks, output, rows)
 
 

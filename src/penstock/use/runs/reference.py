@@ -31,7 +31,7 @@ SLOTS = 4096
 
 def cache_reference(
     model: str | Path,
-    data: str | Path,
+    data: str | Path | Dataset,
     output: str | Path,
     *,
     column: str = REFERENCE_COLUMN,

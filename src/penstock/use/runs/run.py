@@ -12,6 +12,7 @@ from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.notebook import card, curve
 from penstock.core.suggestions import suggests
 from penstock.data.shards.dataset import Dataset
+from penstock.data.shards.tables.corpus import Corpus
 from penstock.learn.evaluation.tasks import TaskSettings
 from penstock.learn.generation.session import ChatSession
 from penstock.learn.training.curve_picture import plot_runs
@@ -261,7 +262,7 @@ class Run(RunFolder):
 
     def reference(
         self,
-        data: str | Path,
+        data: str | Path | Dataset,
         output: str | Path,
         *,
         column: str = REFERENCE_COLUMN,
@@ -300,7 +301,7 @@ class Run(RunFolder):
 
     def evaluate(
         self,
-        *what: str | Path | Source | Mixture | TaskSettings,
+        *what: str | Path | Corpus | Source | Mixture | TaskSettings,
         output: str | Path | None = None,
         rows: int | None = None,
         **settings: Unpack[EvaluateKeywords],
@@ -309,7 +310,7 @@ class Run(RunFolder):
 
         Args:
             what: Names of tasks (mmlu, gsm8k, humaneval, …, lm-eval:NAME), or their settings, to
-                have other ones for each; folders, globs and URLs of datasets, sources, mixtures.
+                have other ones for each; datasets, also by folder, glob or URL; sources, mixtures.
             output: Save answers and results.json in this folder, and continue from them.
             rows: Approximate number of rows to use of each dataset; None: all.
             settings: See `TaskSettings`, and context_length, device, threads.

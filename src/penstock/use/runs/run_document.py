@@ -18,6 +18,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonObject
 from penstock.core.suggestions import did_you_mean, refuse_arguments
 from penstock.core.yaml_files import write_yaml
+from penstock.data.shards.tables.corpus import is_corpus, location_of
 from penstock.learn.distillation.settings import DistillationSettings
 from penstock.learn.evaluation.tasks import TaskSettings
 from penstock.learn.training.optimizer_settings import OptimizerSettings, ScheduleSettings
@@ -223,6 +224,11 @@ def plain(value: object, place: Place, objects: dict[Place, Any]) -> Any:
     if isinstance(value, Mapping):
         # Steps of a batch ramp are numbers, and keys of a run file are texts.
         return {str(name): plain(one, (*place, str(name)), objects) for name, one in value.items()}
+    places = _places(value) if place[-1:] in (("path",), ("data",)) else []
+    if len(places) == 1:
+        return places[0]
+    if places and place[-1] == "path":
+        return places
     if isinstance(value, list | tuple):
         return [plain(one, (*place, number), objects) for number, one in enumerate(value)]
     if (
@@ -231,14 +237,19 @@ def plain(value: object, place: Place, objects: dict[Place, Any]) -> Any:
         and type(value).__module__.startswith("penstock.")
     ):
         return _plain_settings(value, place, objects)
-    if place[-1:] == ("path",) and isinstance(
-        path := getattr(value, "url", None) or getattr(value, "path", None), str | Path
-    ):
-        return str(path)
     if (name := name_of(value)) is not None:
         return name
     objects[place] = value
     return OBJECT
+
+
+def _places(value: Any) -> list[str]:
+    """Where opened datasets are, and the paths between them; empty: there is no opened one."""
+    if is_corpus(value):
+        return [location_of(part) for part in value.parts]
+    if not isinstance(value, list | tuple) or not any(map(is_corpus, value)):
+        return []
+    return [place for one in value for place in _places(one) or [str(one)]]
 
 
 def _plain_objective(value: object, place: Place, objects: dict[Place, Any]) -> Any:
