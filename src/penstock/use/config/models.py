@@ -160,7 +160,7 @@ def field_notes(settings: type) -> dict[str, str]:
     return {name: one.note for name, one in found.items() if one.note}
 
 
-def _in_files(settings: type, name: str) -> tuple[Any, Callable[[Any], Any] | None]:
+def _in_files(settings: object, name: str) -> tuple[Any, Callable[[Any], Any] | None]:
     """What a file has in place of a field, by the class that declares it."""
     classes = settings.__mro__ if isinstance(settings, type) else ()
     places = ((one, name) for one in classes)
