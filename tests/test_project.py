@@ -37,19 +37,10 @@ TORCH_ROOMS = tuple(
         *(
             f"use.runs.{module}"
             for module in (
-                "evaluating",
-                "exporting",
-                "generating",
-                "opening",
-                "planning",
-                "reference",
-                "rollouts",
-                "run",
-                "serving",
-                "starting",
+                *("evaluating", "exporting", "generating", "opening", "reference", "rehearsal"),
+                *("rollouts", "run", "serving", "starting", "training"),
             )
         ),
-        "use.runs.training",
     )
 )
 """Rooms and modules that may need torch or transformers; all others, and the verbs that use only

@@ -24,7 +24,7 @@ def test_a_dry_run_of_the_example(made, tmp_path, monkeypatch, capsys, name):
         (tmp_path / link).parent.mkdir(exist_ok=True)
         os.symlink(made / target, tmp_path / link)
     monkeypatch.chdir(tmp_path)
-    train(str(EXAMPLES / f"{name}.yaml"), dry_run=True, as_json=True)
+    train(run_file=str(EXAMPLES / f"{name}.yaml"), dry_run=True, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert told["model"] == "8 layers of 512"
     assert told["plan"]["steps"] == 2000

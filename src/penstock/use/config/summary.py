@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.learn.training import Trainer
 from penstock.models import ModelSettings
 from penstock.models.recurrent.choice import recurrent_operations
 from penstock.plan.loader.loader import Loader
 
 if TYPE_CHECKING:
     from penstock.learn.distillation.distiller import Distiller
+    from penstock.learn.training import Trainer
     from penstock.learn.training.distributed import Ranks
 
 

@@ -139,8 +139,9 @@ def training_section(
     for part in SHORT:
         if part in section:
             section[part] = _as_section(part, section[part])
-    if isinstance(section.get("preference"), str):
-        section["preference"] = {"kind": section["preference"]}
+    for part in ("preference", "policy"):
+        if isinstance(section.get(part), str):
+            section[part] = {"kind": section[part]}
     if "evaluators" in section:
         section["evaluators"] = _evaluators(section["evaluators"], call)
     return section
