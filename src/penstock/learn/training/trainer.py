@@ -31,7 +31,13 @@ from penstock.learn.training.agreement import bits_notices, contents
 from penstock.learn.training.checks import check_fit, trial_row
 from penstock.learn.training.continued import Continued
 from penstock.learn.training.determinism import bit_settings
-from penstock.learn.training.distributed import Ranks, shard, sharded_again, with_gradients
+from penstock.learn.training.distributed import (
+    InBlocks,
+    Ranks,
+    shard,
+    sharded_again,
+    with_gradients,
+)
 from penstock.learn.training.evaluators import Evaluator, evaluate, scheduled
 from penstock.learn.training.held_out_preference import HeldOutPreference
 from penstock.learn.training.loss_groups import LossGroups, LossSums, inner_of, means
@@ -129,7 +135,7 @@ class Trainer:
             check_values(contents(model, distiller, self._paths, evaluators))
         base = fixed_base(model)
         if settings.shard:
-            shard(model, ranks)
+            shard(module_of(model), ranks)
         if settings.compile:
             _compile(model)
         self._own_loss = None if settings.loss is None else LossOfOwn(settings.loss)
@@ -151,7 +157,7 @@ class Trainer:
             ranks.place.size,
             self.rows_per_pass,
             str(model.compute_dtype),
-            getattr(optimizers, "fused", None),
+            optimizers.fused,
         )
         self.state = RunState(
             folder=run,
@@ -171,8 +177,8 @@ class Trainer:
         )
         for notice in bits_notices(ranks.gather(self.bits)):
             say(notice)
-        self._evaluators = dict(evaluators)
-        for _, evaluator in self._evaluators.values():
+        self.evaluators = dict(evaluators)
+        for _, evaluator in self.evaluators.values():
             if isinstance(evaluator, HeldOutPreference):
                 evaluator.begin(model, settings, self._paths)
         names = () if groups is None else groups.names
@@ -311,7 +317,7 @@ class Trainer:
                 record = self._step(step, time.monotonic() - waited, logs)
                 done = step.index + 1
                 last = done == self.steps
-                record |= self._evaluate(scheduled(self._evaluators, done, last), interruption)
+                record |= self._evaluate(scheduled(self.evaluators, done, last), interruption)
                 if self._on_step is not None:
                     record |= self._on_step(self.model, step, MappingProxyType(record)) or {}
                 if self.state.owed:
@@ -331,7 +337,7 @@ class Trainer:
         """
         with interruption.waiting():
             asked = partial(self._asked, interruption)
-            figures, stopped = evaluate(self._evaluators, names, self.model, asked, self.say)
+            figures, stopped = evaluate(self.evaluators, names, self.model, asked, self.say)
         self.state.owed = {"evaluators": stopped} if stopped else {}
         if stopped:
             self.say(f"evaluation stopped, to be done when the run goes on: {', '.join(stopped)}")
@@ -339,7 +345,7 @@ class Trainer:
 
     def _make_up(self, interruption: Interruption) -> Iterator[Record]:
         """The record of the last step once more, with the evaluations that a signal had stopped."""
-        names = [name for name in self.state.owed.get("evaluators", ()) if name in self._evaluators]
+        names = [name for name in self.state.owed.get("evaluators", ()) if name in self.evaluators]
         record = self.state.owed.get("record")
         if not names or record is None or self._is_made_up(names):
             self.state.owed = {}
@@ -437,10 +443,9 @@ def _compile(model: LanguageModel) -> None:
     for each number. How many tokens an expert gets differs too much to be foreseen: experts stay as
     they are.
     """
-    blocks = getattr(model, "blocks", None)
-    if blocks is None:
+    if not isinstance(model, InBlocks):
         raise ConfigError("training.compile: this model has no `blocks`; train it without compile")
-    for block in blocks:
+    for block in model.blocks:
         for module in block.modules():
             if isinstance(module, Experts):
                 module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]

@@ -156,7 +156,7 @@ class LoaderSettings(PlanSettings):
         return Start(step=self.first_step, place=place)
 
     @property
-    def filling(self) -> dict[str, Any]:
+    def filling(self) -> dict[str, object]:
         """Those that change no plan and have values for any process: `pad_id`, `threads`, … and
         those of a cache.
         """
