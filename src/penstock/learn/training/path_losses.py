@@ -37,6 +37,7 @@ from penstock.plan.inputs.paths import RowPaths
 
 EPSILON = 1e-4
 """Added to the standard deviation of a group's rewards, as TRL does."""
+Figures = dict[str, float]
 
 
 @final
@@ -129,9 +130,6 @@ def trained_tokens(row: ModelInput, who: str) -> Any:
             "prepare the data with weights 0 and 1"
         )
     return np.bincount(row.paths.owners[inner], minlength=len(row.paths))
-
-
-Figures = dict[str, float]
 
 
 def preference_loss(

@@ -26,6 +26,10 @@ from penstock.core.arrays import Array, Float32, Int32, Int64, UInt64
 from penstock.core.errors import ConfigError
 from penstock.core.suggestions import suggests
 
+MEMBERS = ("name", "document_limit", "measure", "write")
+"""Common part of all objectives."""
+LENGTHS = (1, 2, 3, 5, 8, 21, 64, 300)
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -195,16 +199,9 @@ class Causal:
         return Written(tokens=tokens, weights=weights)
 
 
-MEMBERS = ("name", "document_limit", "measure", "write")
-"""Common part of all objectives."""
-
-
 def missing_members(objective: object) -> tuple[str, ...]:
     """Those of `MEMBERS` that it does not have."""
     return tuple(member for member in MEMBERS if not hasattr(objective, member))
-
-
-LENGTHS = (1, 2, 3, 5, 8, 21, 64, 300)
 
 
 def check_objective(

@@ -32,6 +32,8 @@ from penstock.use.config.models import check, model_of
 
 PYTHON = "python"
 """Section that a run started from Python has: place → the Python object that was passed there."""
+LOOKED_AT = EVERYTHING.merge(InputRequirements(asked_by="a look at rows", trees=True))
+"""What is asked for to show or count rows, without a model."""
 
 
 @final
@@ -193,10 +195,6 @@ def run_schema() -> JsonObject:
         **schema,
         "title": "penstock run file",
     }
-
-
-LOOKED_AT = EVERYTHING.merge(InputRequirements(asked_by="a look at rows", trees=True))
-"""What is asked for to show or count rows, without a model."""
 
 
 def make_loader(
