@@ -37,7 +37,7 @@ TORCH_ROOMS = tuple(
         *(
             f"use.runs.{module}"
             for module in (
-                *("evaluating", "exporting", "generating", "opening", "reference", "rehearsal"),
+                *("dry_runs", "evaluating", "exporting", "generating", "opening", "reference"),
                 *("rollouts", "run", "serving", "starting", "training"),
             )
         ),

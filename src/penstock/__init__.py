@@ -28,10 +28,10 @@ with lazy(__name__):
     from penstock.tokenizers.loading import load_tokenizer
     from penstock.tokenizers.training import train_tokenizer
     from penstock.use.config.teacher_cache import cache_teacher
+    from penstock.use.runs.dry_runs import plan_training
     from penstock.use.runs.inspecting import inspect
     from penstock.use.runs.opening import build_model, load_model
     from penstock.use.runs.planning import plan_run
-    from penstock.use.runs.rehearsal import plan_training
     from penstock.use.runs.run import Run, open_run
     from penstock.use.runs.training import distill, train
 

@@ -15,7 +15,7 @@ from penstock.chat.render.environment import (
     compile_template,
     to_json,
 )
-from penstock.chat.render.traced_text import LITERAL, Traced, trace
+from penstock.chat.render.traced_text import LITERAL, Traced, runs_of, trace
 
 WORDS = st.text(alphabet=" \n\t\x0b\x85\u2028\x1fabAB,%sß水İ<|\"'\\", max_size=12)
 NESTED = st.recursive(
@@ -62,9 +62,9 @@ def test_json_equals_json_dumps(value, ascii_only, indent, separators, sort_keys
         return
     traced = Traced(to_json(trace(value, 4, "content"), **arguments))
     assert str.__str__(traced) == expected == str.__str__(to_json(value, **arguments))
-    assert sum(run[0] for run in traced._runs) == len(traced)
+    assert sum(run[0] for run in runs_of(traced)) == len(traced)
     if value != "" and isinstance(value, (str, list, tuple, dict)):
-        assert {run[1] for run in traced._runs} == {4}
+        assert {run[1] for run in runs_of(traced)} == {4}
 
 
 def test_json_refuses_what_json_refuses():
@@ -78,7 +78,7 @@ def test_characters_of_json_keep_their_offsets_unless_escaped():
     made = to_json(trace({"k": [text]}, 1, "tool_calls"))
     at = 0
     exact = {}
-    for length, message, field, offset, _, _ in made._runs:
+    for length, message, field, offset, _, _ in runs_of(made):
         assert message == 1
         if field == "tool_calls.k.0" and offset >= 0:
             assert made[at : at + length] == text[offset : offset + length]
@@ -179,7 +179,7 @@ def test_filters_equal_jinjas_own(source, v, w):
     made = traced.render(v=Traced.of(v, 0, "content"), w=Traced.of(w, 1, "content"))
     assert str.__str__(made) == expected
     if made:
-        assert sum(run[0] for run in made._runs) == len(expected)
+        assert sum(run[0] for run in runs_of(made)) == len(expected)
 
 
 _COMPILED = {}
@@ -210,13 +210,13 @@ def test_words_never_become_literal(source):
     v, w = Traced.of("QZQZ", 0, "content"), Traced.of("QZZQ", 1, "content")
     made = _environments(source)[1].render(v=v, w=w)
     at = 0
-    for length, message, *_ in made._runs:
+    for length, message, *_ in runs_of(made):
         if message == LITERAL:
             assert not {"q", "z"} & set(str.__getitem__(made, slice(at, at + length)).lower()), (
-                made._runs
+                runs_of(made)
             )
         at += length
-    assert {run[1] for run in made._runs} >= {0} or "last" in source
+    assert {run[1] for run in runs_of(made)} >= {0} or "last" in source
 
 
 def test_values_of_messages_written_whole_belong_to_them():
@@ -232,8 +232,8 @@ def test_values_of_messages_written_whole_belong_to_them():
     ):
         made = _environments(source)[1].render(v=value)
         assert str.__str__(made).endswith(str(value))
-        assert {run[1] for run in made._runs} - {LITERAL} == {2}, source
-        assert made._runs[-1][0] >= len(str(value))
+        assert {run[1] for run in runs_of(made)} - {LITERAL} == {2}, source
+        assert runs_of(made)[-1][0] >= len(str(value))
 
 
 def test_names_of_arguments_belong_to_their_message():
@@ -253,12 +253,12 @@ def test_names_of_arguments_belong_to_their_message():
         v=trace({"<|e|>": 1}, 2, "tool_calls.0.function.arguments")
     )
     assert made == "<|e|>=1;"
-    assert made._runs[0][:2] == (5, 2)
+    assert runs_of(made)[0][:2] == (5, 2)
 
 
 def _places(text):
     at = 0
-    for length, message, *_ in text._runs:
+    for length, message, *_ in runs_of(text):
         yield at, length, message
         at += length
 
@@ -273,7 +273,7 @@ def test_words_go_before_roles_where_one_name_must_do():
         "{{ '{:>5}{}'.format(r, w) }}",
     ):
         made = _environments(source)[1].render(r=role, w=words)
-        assert {run[1:3] for run in made._runs} == {(1, "content")}, source
+        assert {run[1:3] for run in runs_of(made)} == {(1, "content")}, source
 
 
 def test_words_that_are_a_format_stay_words():
@@ -281,4 +281,4 @@ def test_words_that_are_a_format_stay_words():
         v=Traced.of("<|e|>{}", 1, "content")
     )
     assert made == "<|e|>x"
-    assert made._runs[0][:2] == (6, 1)
+    assert runs_of(made)[0][:2] == (6, 1)

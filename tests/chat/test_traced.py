@@ -100,9 +100,9 @@ LOOSE = [
 def check_runs(text):
     """Runs cover the text, and what has an offset is there."""
     assert type(text) is Traced
-    assert sum(run[0] for run in text._runs) == len(text)
+    assert sum(run[0] for run in runs_of(text)) == len(text)
     at = 0
-    for length, message, field, offset, _, _ in text._runs:
+    for length, message, field, offset, _, _ in runs_of(text):
         assert length > 0
         if message == LITERAL:
             assert (field, offset) == ("", -1)
@@ -116,7 +116,7 @@ def check_runs(text):
 @settings(max_examples=400, deadline=None)
 @given(fields(), st.lists(st.tuples(changes(), fields()), max_size=5))
 def test_operations_equal_those_of_str_and_keep_every_character(text, steps):
-    plain, known = str.__str__(text), len(text._runs) > 0
+    plain, known = str.__str__(text), len(runs_of(text)) > 0
     for change, other in steps:
         changed = change(text, other)
         plain = change(plain, str.__str__(other))
@@ -125,7 +125,7 @@ def test_operations_equal_those_of_str_and_keep_every_character(text, steps):
         check_runs(text)
         known = known or bool(other)
     # An operation of this list gives no offset up.
-    assert all(run[1] == LITERAL or run[3] >= 0 for run in text._runs)
+    assert all(run[1] == LITERAL or run[3] >= 0 for run in runs_of(text))
 
 
 @settings(max_examples=300, deadline=None)
@@ -140,9 +140,9 @@ def test_operations_that_change_characters_equal_those_of_str_and_keep_the_messa
     changed = change(text, other)
     assert changed == change(str.__str__(text), str.__str__(other))
     changed = Traced(changed)
-    assert sum(run[0] for run in changed._runs) == len(changed)
+    assert sum(run[0] for run in runs_of(changed)) == len(changed)
     at = 0
-    for length, message, field, offset, _, _ in changed._runs:
+    for length, message, field, offset, _, _ in runs_of(changed):
         if offset >= 0:
             was = FIELDS[message, field][offset : offset + length]
             now = str.__getitem__(changed, slice(at, at + length))
@@ -157,7 +157,7 @@ def test_a_changed_text_still_belongs_to_its_message():
     text = Traced.of("a\tb", 3, "content")
     for change in LOOSE:
         changed = change(text, Traced(""))
-        assert {run[1:3] for run in changed._runs} >= {(3, "content")}, changed
+        assert {run[1:3] for run in runs_of(changed)} >= {(3, "content")}, changed
 
 
 @settings(deadline=None)
@@ -198,7 +198,7 @@ def test_copies_keep_the_runs(text):
         str(text),
         Traced(text),
     ):
-        assert (type(other), other, other._runs) == (Traced, text, text._runs)
+        assert (type(other), other, runs_of(other)) == (Traced, text, runs_of(text))
 
 
 def test_errors_are_those_of_str():
@@ -251,12 +251,12 @@ def test_percent_equals_that_of_str(template, values, own):
 def test_percent_tells_words_from_the_text_around_them():
     words = Traced.of("<|e|>", 2, "content")
     made = Traced("<|s|>%d. %s<|e|>") % (7, words)
-    assert [run[:4] for run in made._runs if run[1] == 2] == [(5, 2, "content", 0)]
+    assert [run[:4] for run in runs_of(made) if run[1] == 2] == [(5, 2, "content", 0)]
     assert runs_of("<|s|>%(x)s".__mod__({"x": words}))[0][1] == LITERAL
-    assert (Traced("<|s|>%(x)s") % {"x": words})._runs[0][1] == 2
+    assert runs_of(Traced("<|s|>%(x)s") % {"x": words})[0][1] == 2
 
 
 def test_join_of_nothing():
     assert join(",", []) == ""
-    assert join(",", [])._runs == ()
+    assert runs_of(join(",", [])) == ()
     assert partial(join, ",")(["a", "", "b"]) == "a,,b"

@@ -10,8 +10,8 @@ import yaml
 from penstock.core.errors import ConfigError, OutputError
 from penstock.use.cli.plan import run as plan_verb
 from penstock.use.cli.train import run as train_verb
+from penstock.use.runs.dry_runs import PLANNED_ROWS
 from penstock.use.runs.planning import STEPS
-from penstock.use.runs.rehearsal import PLANNED_ROWS
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_the_verb_plan_takes_the_steps_of_the_run(run_file, capsys):
 
 
 def test_of_a_long_run_it_plans_the_beginning_and_says_so(run_file, capsys, monkeypatch):
-    monkeypatch.setattr("penstock.use.runs.rehearsal.PLANNED_ROWS", 20)
+    monkeypatch.setattr("penstock.use.runs.dry_runs.PLANNED_ROWS", 20)
     told = plan(run_file, capsys, "training.steps=100000")
     assert (told["planned below"], told["plan"]["steps"]) == ("the first 5 of 100,000 steps", 5)
     assert PLANNED_ROWS > 10_000

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from makers.datasets import prepare_here
-from makers.processes import run_penstock
+from makers.forked import run_penstock
 from makers.texts import make_texts
 from makers.tokenizers import tiny_tokenizer
 

@@ -68,8 +68,8 @@ def test_steps_are_those_of_mapped_shards(folder, fewer, kind, threads):
     for mine, theirs in steps:
         assert_same_step(mine, theirs)
     assert found.traffic == {}
-    assert mappings._pool.held == 0
-    assert len(mappings._pool.idle) <= MOST
+    assert mappings.pool.held == 0
+    assert len(mappings.pool.idle) <= MOST
     for one, other in zip(expected.explain(3), found.explain(3), strict=True):
         assert str(one) == str(other)
 
@@ -83,7 +83,7 @@ def test_a_resume_and_a_loader_that_is_left(folder, fewer):
     for mine, theirs in zip(steps[6:], other, strict=False):
         assert_same_step(mine, theirs)
     other.load_state_dict(steps[0].resume_state)
-    assert mappings._pool.held == 0
+    assert mappings.pool.held == 0
 
 
 def test_mixtures_of_mapped_and_other_shards_and_a_store(folder, fewer, tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from remote_cases import (
 )
 
 from contracts import ARRAYS, assert_same_step
-from makers.datasets import random_documents, tokenizer_info
+from makers.datasets import random_documents, tokenizer_info, unit_record
 from makers.processes import child_environment
 from makers.trees import tree_dataset
 from patience import PATIENCE_SECONDS, wait_for
@@ -152,7 +152,7 @@ def test_the_first_step_needs_one_more_round_trip_and_few_runs(store):
     _, remote = pair(store, "plain", shuffle="block")
     loader = Loader(remote, **{**SETTINGS, "window_rows": 8})
     plan = loader._planner.next()
-    ((holder, units),) = loader._fetching.wanted(plan, *loader._own_rows(plan))
+    ((holder, units),) = loader._fetching.wanted(plan, *loader._filling.own_rows(plan))
     assert len(units) == 1
     assert not any(holder.units.unit(unit).has_more for unit in units.tolist())
     store.forget()
@@ -174,13 +174,13 @@ def test_a_rank_fetches_its_own_rows_only(store):
     for rank in (0, 1):
         loader = Loader(remote, data_parallel=(rank, 2), **SETTINGS)
         plan = loader._planner.next()
-        ((holder, units),) = loader._fetching.wanted(plan, *loader._own_rows(plan))
+        ((holder, units),) = loader._fetching.wanted(plan, *loader._filling.own_rows(plan))
         kinds = [holder.units.kind(unit) for unit in units.tolist()]
         wanted.append({kind: kinds.count(kind) for kind in kinds})
     assert set(wanted[0]) == {TOKENS, SPANS}
     plain = Loader(Source("s3://bucket/plain", shuffle="full"), data_parallel=(1, 8), **SETTINGS)
     plan = plain._planner.next()
-    ((holder, units),) = plain._fetching.wanted(plan, *plain._own_rows(plan))
+    ((holder, units),) = plain._fetching.wanted(plan, *plain._filling.own_rows(plan))
     begin, end = plan.row_starts[[1, 2]].tolist()
     assert set(units.tolist()) == set((plan.pieces["document"][begin:end] // 256).tolist())
 
@@ -292,6 +292,7 @@ def test_once_all_is_here_steps_are_made_as_from_a_local_disk(store, threads, mo
     used = there.traffic["chats"].used_bytes
     assert not there._fetching._all
     other = Loader(remote, **SETTINGS).datasets[0].table.holder
+    record = unit_record(other)
     again = Loader(remote, threads=threads, **SETTINGS)
     monkeypatch.setattr(again._fetching, "wanted", None)
     for number, (mine, theirs) in enumerate(zip(expected, again, strict=True)):
@@ -301,10 +302,10 @@ def test_once_all_is_here_steps_are_made_as_from_a_local_disk(store, threads, mo
             other.want(
                 other.find(np.arange(2990, 3000), (0,))
             )  # makes room, as far as others let it
-            assert not other._record.own(0)
+            assert not record.own(0)
     assert again.traffic["chats"].used_bytes == used
     assert again.traffic["chats"].fetched_bytes == 0
-    assert other._record.own(0)
+    assert record.own(0)
 
 
 def test_more_units_are_wanted_than_there_are_threads(store, monkeypatch):
@@ -333,13 +334,14 @@ def test_a_loader_that_is_left_and_moved_lets_all_go(store):
     expected = list(Loader(local, **SETTINGS))
     for _ in Loader(remote, **SETTINGS):
         pass
-    loader, other = Loader(remote, **SETTINGS), Loader(remote, **SETTINGS).datasets[0].table.holder
+    loader = Loader(remote, **SETTINGS)
+    record = unit_record(loader.datasets[0].table.holder)
     for _ in range(2):
         assert_same_step(next(iter(loader.seek(7))), expected[7])
-        assert not other._record.own(3)
+        assert not record.own(3)
     loader.seek(0)
-    assert other._record.own(3)
-    other._record.free(3)
+    assert record.own(3)
+    record.free(3)
     for mine, theirs in zip(expected, loader, strict=True):
         assert_same_step(mine, theirs)
 

@@ -7,6 +7,7 @@ import numpy as np
 from penstock import prepare
 from penstock.data.reports import PrepareReport
 from penstock.data.shards import TokenizerInfo
+from penstock.data.stores.unit_record import UnitRecord
 
 
 def random_documents(
@@ -32,3 +33,8 @@ def prepare_here(source: Any, tokenizer: Any, output: Any, **options: Any) -> Pr
     return prepare(
         source, tokenizer=tokenizer, output=output, **{"processes": 1, "progress": False, **options}
     ).report
+
+
+def unit_record(holder: Any) -> UnitRecord:
+    """The record of the units of a remote dataset, opened as by another process."""
+    return UnitRecord(holder.folder, len(holder.units))

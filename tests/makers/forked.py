@@ -110,14 +110,16 @@ def start_python(*words: Any, folder: Path, env: Mapping[str, str] | None = None
 
 
 def run_python(
-    *words: Any, check: bool = False, env: Mapping[str, str] | None = None
+    *words: Any,
+    check: bool = False,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> "subprocess.CompletedProcess[str]":
     """Run `python WORDS`, as `makers.processes.run_python` does from nothing."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        start_python(*words, folder=Path(folder), env=env) as process,
-    ):
-        out, err = process.communicate()
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder, kind) for kind in ("out", "err")]
+        with Forked(words, env or child_environment(), cwd or Path(), outputs) as process:
+            out, err = process.communicate()
     assert not check or process.returncode == 0, err
     assert process.returncode is not None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
@@ -126,6 +128,11 @@ def run_python(
 def run_code(code: str, *arguments: Any, **options: Any) -> "subprocess.CompletedProcess[str]":
     """Run indented Python code in a process of its own."""
     return run_python("-c", textwrap.dedent(code), *arguments, **options)
+
+
+def run_penstock(*words: Any, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Run `penstock` with these words in a process of its own."""
+    return run_python("-m", "penstock", *words, **options)
 
 
 @cache

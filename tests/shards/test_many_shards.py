@@ -130,7 +130,7 @@ def test_threads_that_read_at_random(few, many):
     for one in threads:
         one.join()
     assert right == [True] * 4
-    assert mappings._pool.held == 0
+    assert mappings.pool.held == 0
 
 
 def test_datasets_share_the_room_and_leave_it(few, tmp_path, many):
@@ -154,8 +154,8 @@ def test_datasets_share_the_room_and_leave_it(few, tmp_path, many):
     gc.collect()
     assert mapped_now(tmp_path / "other") + mapped_now(folder) == 0
     assert open_dataset(folder)[3].tokens is not None
-    assert len(mappings._pool.datasets) == 1
-    assert len(mappings._pool.idle) == 1
+    assert len(mappings.pool.datasets) == 1
+    assert len(mappings.pool.idle) == 1
 
 
 def test_trees_columns_and_weights(few, tmp_path, monkeypatch):
@@ -221,7 +221,7 @@ def test_where_the_system_refuses_unused_ones_leave_and_then_it_says_which_limit
     with pytest.raises(ConfigError, match=message), dataset.table.held(np.arange(0, 30), (0,)):
         pass
     np.testing.assert_array_equal(dataset[55].tokens, documents[55])
-    assert mappings._pool.held == 0
+    assert mappings.pool.held == 0
 
 
 def test_mappings_of_others_leave_little_room(tmp_path):
@@ -284,4 +284,4 @@ def test_a_store(few, many, tmp_path, monkeypatch):
                 dataset.table.read(0, 600).values, np.concatenate(documents)
             )
             assert mapped_now(dataset.path) <= MOST
-            assert mappings._pool.held == 0
+            assert mappings.pool.held == 0

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from shard_data import make_dataset, make_documents
 
+from makers.datasets import unit_record
 from makers.object_store import ObjectStore, s3_store
 from makers.processes import call_penstock, run_code
 from makers.trees import tree_dataset
@@ -252,7 +253,7 @@ def test_after_a_restart_of_the_machine_what_is_here_is_checked(store):
     remote = open_dataset("s3://bucket/plain")
     remote.table.read(0, 1500)
     holder = remote.table.holder
-    path, record = Path(holder._shards.paths[0]), holder._record
+    path, record = Path(holder._shards.paths[0]), unit_record(holder)
     record.header["boot"] = 12345
     run = holder.units.unit(2).fetched[0]
     with open(path, "r+b") as file:
@@ -272,10 +273,12 @@ def test_a_killed_process_leaves_nothing_that_counts(store, cache):
     local, fault = local_copy(store), store.fail("slow", 1, "00001.arrow")
     code = """
         import os, signal, sys, threading, time, penstock as ps
+        from makers.datasets import unit_record
         data = ps.open_dataset(sys.argv[1])
         data.table.read(0, 700)
+        record = unit_record(data.table.holder)
         threading.Thread(target=lambda: data[1500], daemon=True).start()
-        while data.table.holder._record.header["begun"][0] == 0:
+        while record.header["begun"][0] == 0:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     """
@@ -284,7 +287,7 @@ def test_a_killed_process_leaves_nothing_that_counts(store, cache):
     fault.gate.set()
     remote = open_dataset(URL)
     holder = remote.table.holder
-    present = np.flatnonzero(holder._record.states).tolist()
+    present = np.flatnonzero(unit_record(holder).states).tolist()
     assert present
     assert holder.size == sum(holder._shards.size(unit) for unit in present)
     before = store.count(".arrow")

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_data import TOKENIZER, VOCAB, make_documents, make_spans
 
+from makers.datasets import unit_record
 from penstock import Dataset, write_dataset
 from penstock.core.ragged import Ragged
 from penstock.data.shards import ShardLayout, ShardWriter, finish_dataset
@@ -85,7 +86,7 @@ def check_disk(holder: Residency, originals: list[bytes]) -> None:
     """Present units hold the store's bytes, and pages that no present unit lies on are zeros."""
     files = [Path(file).read_bytes() for file in holder._shards.paths]
     kept = [np.zeros(-(-len(one) // PAGE), bool) for one in originals]
-    for unit in np.flatnonzero(holder._record.states == PRESENT).tolist():
+    for unit in np.flatnonzero(unit_record(holder).states == PRESENT).tolist():
         for shard, begin, end in ranges_of(holder, unit):
             assert files[shard][begin:end] == originals[shard][begin:end], (
                 unit,
@@ -121,9 +122,10 @@ def test_what_is_here_is_what_is_in_the_store(tmp_path_factory, data):
                 remote.table.read(number, last).values, local.table.read(number, last).values
             )
     check_disk(holder, originals)
-    present = np.flatnonzero(holder._record.states != ABSENT).tolist()
+    record = unit_record(holder)
+    present = np.flatnonzero(record.states != ABSENT).tolist()
     assert holder.size == sum(holder._shards.size(unit) for unit in present)
-    assert int(holder._record.header["begun"][0]) == 0
+    assert int(record.header["begun"][0]) == 0
 
 
 @settings(deadline=None, max_examples=12)
@@ -243,13 +245,13 @@ def test_what_another_holds_stays(tmp_path):
     with mine.table.holder.held(units):
         for number in (1000, 2000, 2900):
             assert np.array_equal(theirs.table.read(number, number + 1).values, documents[number])
-        assert theirs.table.holder._record.states[units] == PRESENT
+        assert unit_record(theirs.table.holder).states[units] == PRESENT
         before = mine.table.holder.fetched_bytes
         assert np.array_equal(mine.table.read(5, 6).values, documents[5])
         assert mine.table.holder.fetched_bytes == before
     for number in (1000, 2000):
         assert np.array_equal(theirs.table.read(number, number + 1).values, documents[number])
-    assert mine.table.holder._record.states[units] == ABSENT
+    assert unit_record(mine.table.holder).states[units] == ABSENT
     assert np.array_equal(mine.table.read(5, 6).values, documents[5])
 
 
@@ -289,6 +291,7 @@ def test_all_is_held_only_where_all_is_here(tmp_path):
     holder, other = mine.holder, theirs.holder
     assert isinstance(holder, Residency)
     assert isinstance(other, Residency)
+    record = unit_record(other)
     mine.read(0, 2000)
     kinds, runs = (TOKENS, SPANS, EXTRAS), holder.units.runs
     assert holder.hold_all(0, 3000, kinds) is None
@@ -298,25 +301,25 @@ def test_all_is_held_only_where_all_is_here(tmp_path):
     other.budget = 1
     theirs.read(2000, 3000)  # gives back all that is not held
     theirs.read(0, 1)
-    assert (other._record.states == PRESENT).nonzero()[0].tolist() == list(range(8))
+    assert (record.states == PRESENT).nonzero()[0].tolist() == list(range(8))
     holder.release(part)
     theirs.read(2999, 3000)
-    assert (other._record.states == PRESENT).nonzero()[0].tolist() == [runs - 1]
+    assert (record.states == PRESENT).nonzero()[0].tolist() == [runs - 1]
     other.budget = None
     theirs.read(0, 3000)
     holder.budget = holder.size - 1  # something has to go
     assert holder.hold_all(0, 3000, kinds) is None
     holder.budget = holder.size
-    assert other._record.own(5)  # another process is about to give it back, or to bring it
+    assert record.own(5)  # another process is about to give it back, or to bring it
     assert holder.hold_all(0, 3000, kinds) is None
-    assert all(other._record.own(unit) for unit in range(runs))  # nothing stays locked
-    other._record.free_all(np.arange(runs))
+    assert all(record.own(unit) for unit in range(runs))  # nothing stays locked
+    record.free_all(np.arange(runs))
     whole = holder.hold_all(0, 3000, kinds)
     with holder.held(whole[2:5]):
         pass
-    assert not any(other._record.own(unit) for unit in range(runs))
+    assert not any(record.own(unit) for unit in range(runs))
     holder.release(whole)
-    assert all(other._record.own(unit) for unit in range(runs))
+    assert all(record.own(unit) for unit in range(runs))
 
 
 def test_nothing_stays_locked_where_a_part_cannot_be(tmp_path):
@@ -327,15 +330,14 @@ def test_nothing_stays_locked_where_a_part_cannot_be(tmp_path):
         Dataset.open(url, cache=tmp_path / "cache"),
     )
     holder, theirs = remote.table.holder, other.table.holder
+    record = unit_record(theirs)
     units, tokens = (holder.find(np.arange(1500), kinds) for kinds in ((TOKENS, SPANS), (TOKENS,)))
     with holder.held(units):
         pass
-    assert theirs._record.own(int(units[-1]))
+    assert record.own(int(units[-1]))
     with holder.held(tokens[2:4]):
         assert holder.hold_all(0, 1500, (TOKENS, SPANS)) is None
-        assert [unit for unit in tokens.tolist() if not theirs._record.own(unit)] == tokens[
-            2:4
-        ].tolist()
+        assert [unit for unit in tokens.tolist() if not record.own(unit)] == tokens[2:4].tolist()
 
 
 @settings(max_examples=60, deadline=None)
@@ -357,13 +359,14 @@ def test_what_was_used_least_recently_goes_first(tmp_path):
     write_dataset(tmp_path / "d", documents, tokenizer=TOKENIZER)
     remote = Dataset.open(put_in_memory(tmp_path / "d", "least-recently"), cache=tmp_path / "cache")
     holder = remote.table.holder
+    record = unit_record(holder)
 
     def read(block):
         remote.table.read(256 * block, 256 * block + 1)
 
     def here():
         units = [int(holder.find(np.array([256 * block]), (TOKENS,))[0]) for block in range(8)]
-        return {block for block, unit in enumerate(units) if holder._record.states[unit] == PRESENT}
+        return {block for block, unit in enumerate(units) if record.states[unit] == PRESENT}
 
     read(3)
     holder.budget = int(4.5 * holder.size)

@@ -77,7 +77,7 @@ def test_a_look_leaves_weights_place_and_randomness(data, tmp_path, task):
     weights = [p.clone() for p in trainer.model.parameters()]
     place = trainer.loader.state_dict()
     state = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    [(_, look)] = trainer._evaluators.values()
+    [(_, look)] = trainer.evaluators.values()
     assert look(trainer.model) == look(trainer.model)
     assert torch.equal(torch.get_rng_state(), state[0])
     assert (np.random.get_state()[1].tolist(), random.getstate()) == state[1:]
@@ -90,7 +90,7 @@ def test_a_look_leaves_weights_place_and_randomness(data, tmp_path, task):
 
 def test_the_score_is_that_of_all_answers(data, tmp_path, task):
     trainer = make(data, tmp_path / "run", LOOK)
-    [(_, look)] = trainer._evaluators.values()
+    [(_, look)] = trainer.evaluators.values()
     found = look(trainer.model)
     answers = [*task[0].answer(look._subject(trainer.model), task[0].problems())]
     due = weighted_mean([one.score for one in answers], [one.weight for one in answers])
@@ -100,7 +100,7 @@ def test_the_score_is_that_of_all_answers(data, tmp_path, task):
 
 def test_it_is_given_up_when_the_run_is_asked_to_stop(data, tmp_path, task):
     trainer = make(data, tmp_path / "run", LOOK)
-    [(_, look)] = trainer._evaluators.values()
+    [(_, look)] = trainer.evaluators.values()
     calls = []
 
     def stop(share=None):
@@ -116,7 +116,7 @@ def test_a_single_problem_has_no_standard_error(data, tmp_path, monkeypatch):
         "penstock.learn.training.evaluators.make_task", lambda settings: NextWord(settings, 1)
     )
     trainer = make(data, tmp_path / "run", LOOK)
-    [(_, look)] = trainer._evaluators.values()
+    [(_, look)] = trainer.evaluators.values()
     assert [*look(trainer.model)] == ["score"]
 
 
@@ -184,7 +184,7 @@ SCRIPT = """
         for name, assignments in (("copied", []), ("sharded", ["training.shard=true"])):
             task_scores.make_task = lambda settings: asked.setdefault(name, NextWord(settings))
             trainer = make(Path(sys.argv[1]), Path(sys.argv[2]) / name, LOOK, *assignments, ranks=ranks)
-            [(_, look)] = trainer._evaluators.values()
+            [(_, look)] = trainer.evaluators.values()
             trainer.model.eval()
             stops = []
             def stop(share=None):
@@ -200,7 +200,7 @@ SCRIPT = """
 def test_ranks_share_the_problems(data, tmp_path, task):
     """And have the figures of one; a sharded model answers all on each."""
     trainer = make(data, tmp_path / "one", LOOK)
-    [(_, look)] = trainer._evaluators.values()
+    [(_, look)] = trainer.evaluators.values()
     due = look(trainer.model)
     ended = on_two_processes(tmp_path / "script.py", SCRIPT, data, tmp_path)
     (copied, sharded), others = (

@@ -57,7 +57,7 @@ def test_a_look_leaves_weights_place_and_randomness(data, tmp_path):
     next(trainer.train())
     weights = [p.clone() for p in trainer.model.parameters()]
     state, place = torch.get_rng_state(), trainer.loader.state_dict()
-    for _, look in trainer._evaluators.values():
+    for _, look in trainer.evaluators.values():
         assert look(trainer.model, never) == look(trainer.model, never)
     assert torch.equal(torch.get_rng_state(), state)
     assert trainer.loader.state_dict() == place
@@ -97,7 +97,7 @@ def test_loss_and_bits_per_byte_by_hand(data, tmp_path):
                 )
                 nats -= float(torch.log_softmax(logits[0].double(), 0)[after])
                 targets += 1
-    [(_, look)] = trainer._evaluators.values()
+    [(_, look)] = trainer.evaluators.values()
     found = look(trainer.model)
     assert found["targets"] == targets
     assert found["loss"] == pytest.approx(nats / targets, rel=1e-5)
@@ -148,7 +148,7 @@ def figures(data, tmp_path, setting, *assignments):
     """What a look at fresh weights tells."""
     look = f"training.evaluators={{held: {setting.replace('DATA', str(data / 'data'))}}}"
     trainer = make(data, tmp_path / "run", look, *assignments, dry_run=True)
-    [(_, look)] = trainer._evaluators.values()
+    [(_, look)] = trainer.evaluators.values()
     return look(trainer.model)
 
 

@@ -183,7 +183,7 @@ def test_what_was_trained_before_an_error_is_saved(data, tmp_path, where):
     if where == "model":
         trainer.model.tensors = refuse
     else:
-        trainer._evaluators = {"look": (1, refuse)}
+        trainer.evaluators = {"look": (1, refuse)}
     with pytest.raises(RecordError, match="not this"):
         list(trainer.train())
     del trainer

@@ -177,8 +177,8 @@ class Trainer:
         )
         for notice in bits_notices(ranks.gather(self.bits)):
             say(notice)
-        self._evaluators = dict(evaluators)
-        for _, evaluator in self._evaluators.values():
+        self.evaluators = dict(evaluators)
+        for _, evaluator in self.evaluators.values():
             if isinstance(evaluator, HeldOutPreference):
                 evaluator.begin(model, settings, self._paths)
         names = () if groups is None else groups.names
@@ -317,7 +317,7 @@ class Trainer:
                 record = self._step(step, time.monotonic() - waited, logs)
                 done = step.index + 1
                 last = done == self.steps
-                record |= self._evaluate(scheduled(self._evaluators, done, last), interruption)
+                record |= self._evaluate(scheduled(self.evaluators, done, last), interruption)
                 if self._on_step is not None:
                     record |= self._on_step(self.model, step, MappingProxyType(record)) or {}
                 if self.state.owed:
@@ -337,7 +337,7 @@ class Trainer:
         """
         with interruption.waiting():
             asked = partial(self._asked, interruption)
-            figures, stopped = evaluate(self._evaluators, names, self.model, asked, self.say)
+            figures, stopped = evaluate(self.evaluators, names, self.model, asked, self.say)
         self.state.owed = {"evaluators": stopped} if stopped else {}
         if stopped:
             self.say(f"evaluation stopped, to be done when the run goes on: {', '.join(stopped)}")
@@ -345,7 +345,7 @@ class Trainer:
 
     def _make_up(self, interruption: Interruption) -> Iterator[Record]:
         """The record of the last step once more, with the evaluations that a signal had stopped."""
-        names = [name for name in self.state.owed.get("evaluators", ()) if name in self._evaluators]
+        names = [name for name in self.state.owed.get("evaluators", ()) if name in self.evaluators]
         record = self.state.owed.get("record")
         if not names or record is None or self._is_made_up(names):
             self.state.owed = {}

@@ -12,7 +12,7 @@ from penstock.use.cli.declared_options import Option, options, takes
 from penstock.use.cli.options import ASSIGNMENTS, AsJson, Given
 
 if TYPE_CHECKING:
-    from penstock.use.runs.rehearsal import TrainingPlan
+    from penstock.use.runs.dry_runs import TrainingPlan
 
 
 def beginning(run: str) -> list[str]:
@@ -23,7 +23,7 @@ def beginning(run: str) -> list[str]:
 @takes(
     settings=(
         options(
-            "use.runs.rehearsal.plan_training",
+            "use.runs.dry_runs.plan_training",
             run_file=Option(argument=True, metavar="RUN.YAML"),
         ),
         options("use.runs.training.train", "resume", output=Option(metavar="RUN", required=False)),

@@ -58,7 +58,7 @@ def audit_teacher(
         TokenizerError: A tokenizer cannot be loaded.
     """
     if not (text or data or chats):
-        raise ConfigError("nothing to audit: give texts, data or chats (--text, --data, --chats)")
+        raise ConfigError("nothing to audit: give text, data or chats")
     folders = tokenizer_folder(student), tokenizer_folder(teacher)
     ours, theirs = load_tokenizer(folders[0]), load_tokenizer(folders[1])
     found = Audit(ours, theirs, control_pairs=control_pairs(control, ours, theirs))

@@ -1,4 +1,4 @@
-"""Plans the data of a run file, without a model: imports no torch."""
+"""Plans the data of a run file without training. Needs no torch."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -125,12 +125,12 @@ class _Pool:
         return found
 
 
-_pool = _Pool()
+pool = _Pool()
 
 
 def _begin_again() -> None:
     """In a forked process, no other thread holds the lock; what those held stays mapped."""
-    _pool.changed = threading.Condition()
+    pool.changed = threading.Condition()
 
 
 os.register_at_fork(after_in_child=_begin_again)
@@ -199,8 +199,8 @@ class MappedShards(Sequence[Array]):
         self._held = [0]
         self._number = next(_numbers)
         weakref.finalize(self, _leave, begin, max(total, mmap.PAGESIZE), self._number, self._held)
-        with _pool.changed:
-            _pool.datasets[self._number] = weakref.ref(self)
+        with pool.changed:
+            pool.datasets[self._number] = weakref.ref(self)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -231,19 +231,19 @@ class MappedShards(Sequence[Array]):
         """
         shards, counts = np.unique(shards, return_counts=True)
         most = mapping_limit() // _SOME_SHARE
-        with _pool.changed:
-            _pool.forget_left()
+        with pool.changed:
+            pool.forget_left()
             while (
-                _pool.held + int((self._pins[shards] == 0).sum()) > most
+                pool.held + int((self._pins[shards] == 0).sum()) > most
                 and may_wait is not None
                 and may_wait()
             ):
-                _pool.changed.wait(LOOK_SECONDS)
+                pool.changed.wait(LOOK_SECONDS)
                 refuse_at_end()
             new = shards[self._pins[shards] == 0].tolist()
-            absent = [shard for shard in new if (self._number, shard) not in _pool.idle]
+            absent = [shard for shard in new if (self._number, shard) not in pool.idle]
             self._pin(shards, counts)
-            _pool.give_up(most - _pool.held)
+            pool.give_up(most - pool.held)
             try:
                 for shard in absent:
                     self._bring(shard)
@@ -255,10 +255,10 @@ class MappedShards(Sequence[Array]):
         """Let shards go that were wanted, as often as they are given; they stay mapped while there
         is room.
         """
-        with _pool.changed:
+        with pool.changed:
             self._unpin(*np.unique(shards, return_counts=True))
-            _pool.give_up(mapping_limit() // _SOME_SHARE - _pool.held)
-            _pool.changed.notify_all()
+            pool.give_up(mapping_limit() // _SOME_SHARE - pool.held)
+            pool.changed.notify_all()
 
     @contextmanager
     def held(self, shards: Shards) -> Iterator[None]:
@@ -273,18 +273,18 @@ class MappedShards(Sequence[Array]):
         new = shards[self._pins[shards] == 0].tolist()
         self._pins[shards] += counts
         for shard in new:
-            _pool.idle.pop((self._number, shard), None)
+            pool.idle.pop((self._number, shard), None)
         self._held[0] += len(new)
-        _pool.held += len(new)
+        pool.held += len(new)
 
     def _unpin(self, shards: Shards, counts: Shards) -> None:
         self._pins[shards] -= counts
         done = shards[self._pins[shards] == 0].tolist()
         self._held[0] -= len(done)
-        _pool.held -= len(done)
+        pool.held -= len(done)
         for shard in done:
             if shard in self._files:
-                _pool.idle[self._number, shard] = None
+                pool.idle[self._number, shard] = None
 
     def _bring(self, shard: int) -> None:
         """Map a shard into its place; under the lock."""
@@ -298,7 +298,7 @@ class MappedShards(Sequence[Array]):
                 self._check(path, shard, os.fstat(handle))
                 while _map(int(self.addresses[shard]), size, handle) is None:
                     code = ctypes.get_errno()
-                    if code != errno.ENOMEM or not _pool.give_up(len(_pool.idle) - _ROOM):
+                    if code != errno.ENOMEM or not pool.give_up(len(pool.idle) - _ROOM):
                         raise OSError(code, os.strerror(code), path)
             finally:
                 os.close(handle)
@@ -355,7 +355,7 @@ def _map(address: int, size: int, handle: int | None) -> int | None:
 def _leave(begin: int, size: int, number: int, held: list[int]) -> None:
     """A dataset is gone, and nothing that it gave is left."""
     libc.munmap(begin, size)
-    _pool.left.append((number, held[0]))
+    pool.left.append((number, held[0]))
 
 
 _numbers = iter(range(1 << 62))

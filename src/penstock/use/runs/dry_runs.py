@@ -1,4 +1,4 @@
-"""Runs every check of a real start of training, and plans its steps, without training."""
+"""Dry runs: every check of a start of a run file, and its plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
