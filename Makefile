@@ -62,7 +62,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 PINNED := $(VENV)/torch-constraint.txt
 
-.PHONY: demo test test-integrations test-real docs docs-serve notebooks pictures check package kernels bench clean environment versions
+.PHONY: demo test test-integrations test-real docs docs-serve keywords notebooks pictures check package kernels bench clean environment versions
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready-demo
@@ -99,6 +99,9 @@ package: $(VENV)/.ready-dev
 
 kernels: $(VENV)/.ready-dev
 	$(BIN)/python tests/packaging/ship_kernels.py
+
+keywords: $(VENV)/.ready-dev
+	$(BIN)/python tests/packaging/write_keywords.py
 
 notebooks: $(VENV)/.ready-dev
 	$(BIN)/python tests/notebooks.py $(ARGS)

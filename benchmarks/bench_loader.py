@@ -71,11 +71,11 @@ def fill_work(dataset: ps.Dataset, distances: int, dtype: str = "int64") -> tupl
         dataset, sequence_length=SLOTS, rows_per_step=ROWS, threads=0, requirements=need
     )
     plans = [loader._planner.next() for _ in range(TURNS * STEPS)]
-    written, parts = loader._fill.run_python(plans[0].pieces), turns(plans)
+    written, parts = loader._filling.fill.run_python(plans[0].pieces), turns(plans)
 
     def work() -> None:
         for plan in next(parts):
-            loader._fill.rows(plan.pieces, plan.row_starts, written)
+            loader._filling.fill.rows(plan.pieces, plan.row_starts, written)
 
     return work, sum(int(plan.pieces["tokens"].sum()) for plan in plans) // TURNS
 

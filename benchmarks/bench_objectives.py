@@ -57,7 +57,9 @@ def rows_work(dataset: Any, objective: Any) -> tuple[Callable[[], None], int]:
 
     def work() -> None:
         for plan in plans:
-            loader._fill.rows(plan.pieces, plan.row_starts, loader._fill.run_python(plan.pieces))
+            loader._filling.fill.rows(
+                plan.pieces, plan.row_starts, loader._filling.fill.run_python(plan.pieces)
+            )
 
     return work, sum(int(plan.pieces["tokens"].sum()) for plan in plans)
 

@@ -73,7 +73,7 @@ def serving(folder: Path, threads: int) -> Iterator[tuple[str, int]]:
         "0",
         "--threads",
         str(threads),
-        "--rate",
+        "--requests-per-second",
         "0",
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}

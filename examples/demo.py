@@ -435,19 +435,15 @@ def fine_tune(step_seconds: float, threads: int) -> None:
 
 def answer(threads: int) -> None:
     """Export the model, load what was exported, and ask it."""
-    from penstock.learn.generation import ChatSession, Sampling
     from penstock.use.cli.chat import Wrapping
-    from penstock.use.cli.export import run as export
-    from penstock.use.runs.opening import load_writer
 
     title("It is exported for transformers, vLLM and llama.cpp, and answers")
-    export(str(FOLDER / "chat"), output=FOLDER / "exported")
-    writer = load_writer(
-        str(FOLDER / "exported"), context_length=None, device="cpu", threads=threads, slots=1
-    )
-    sampling = Sampling(temperature=0.2, top_k=40, min_tokens=1, max_tokens=48)
+    ps.open_run(FOLDER / "chat").export(FOLDER / "exported")
+    exported = ps.open_run(FOLDER / "exported")
     for questions in QUESTIONS:
-        session = ChatSession(writer.engine, writer.template, sampling=sampling)
+        session = exported.session(
+            temperature=0.2, top_k=40, max_tokens=48, device="cpu", threads=threads
+        )
         for question in questions:
             print(f"\n  you › {question}\nmodel › ", end="", flush=True)
             wrapping = Wrapping(shutil.get_terminal_size().columns, len("model › "))

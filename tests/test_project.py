@@ -30,12 +30,17 @@ TORCH_ROOMS = tuple(
     f"penstock.{room}"
     for room in (
         *("integrations", "models", "learn", "use.serving"),
-        *(f"use.config.{module}" for module in ("teachers", "training", "vocabularies")),
+        *(
+            f"use.config.{module}"
+            for module in ("summary", "teacher_cache", "teachers", "training", "vocabularies")
+        ),
         *(
             f"use.runs.{module}"
-            for module in ("actions", "opening", "reference", "rollouts", "run", "starting")
+            for module in (
+                *("dry_runs", "evaluating", "exporting", "generating", "opening", "reference"),
+                *("rollouts", "run", "serving", "starting", "training"),
+            )
         ),
-        "use.runs.training",
     )
 )
 """Rooms and modules that may need torch or transformers; all others, and the verbs that use only

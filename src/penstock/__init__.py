@@ -9,8 +9,8 @@ from penstock.core.version import __version__ as __version__
 
 with lazy(__name__):
     from penstock.core.errors import PenstockError
-    from penstock.data.prepare.options import ChatOptions
     from penstock.data.prepare.preparation import prepare
+    from penstock.data.prepare.prepare_keywords import ChatOptions
     from penstock.data.shards.dataset import Dataset
     from penstock.data.shards.memory import write_dataset
     from penstock.data.shards.opening import open_dataset
@@ -28,9 +28,10 @@ with lazy(__name__):
     from penstock.tokenizers.loading import load_tokenizer
     from penstock.tokenizers.training import train_tokenizer
     from penstock.use.config.teacher_cache import cache_teacher
+    from penstock.use.runs.dry_runs import plan_training
     from penstock.use.runs.inspecting import inspect
     from penstock.use.runs.opening import build_model, load_model
-    from penstock.use.runs.planning import plan_run, plan_training
+    from penstock.use.runs.planning import plan_run
     from penstock.use.runs.run import Run, open_run
     from penstock.use.runs.training import distill, train
 

@@ -28,5 +28,5 @@ def train_on(data: Path, run: Path, **sections: object) -> Path:
     }
     run_file = run.with_suffix(".yaml")
     run_file.write_text(yaml.safe_dump(written))
-    train(str(run_file), output=str(run))
+    train(run_file=str(run_file), output=str(run))
     return run

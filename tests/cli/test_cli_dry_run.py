@@ -10,7 +10,8 @@ import yaml
 from penstock.core.errors import ConfigError, OutputError
 from penstock.use.cli.plan import run as plan_verb
 from penstock.use.cli.train import run as train_verb
-from penstock.use.runs.planning import PLANNED_ROWS, STEPS
+from penstock.use.runs.dry_runs import PLANNED_ROWS
+from penstock.use.runs.planning import STEPS
 
 
 @pytest.fixture
@@ -20,7 +21,8 @@ def run_file(made):
 
 
 def plan(run_file, capsys, *assignments, **options):
-    train_verb(str(run_file), dry_run=True, as_json=True, assignments=list(assignments), **options)
+    given = {"dry_run": True, "as_json": True, "assignments": list(assignments), **options}
+    train_verb(run_file=str(run_file), **given)
     return json.loads(capsys.readouterr().out)
 
 
@@ -33,7 +35,7 @@ def test_it_plans_the_steps_of_the_run(run_file, capsys):
 
 def test_the_verb_plan_takes_the_steps_of_the_run(run_file, capsys):
     def steps(*assignments, **options):
-        plan_verb(str(run_file), assignments=list(assignments), as_json=True, **options)
+        plan_verb(run_file=str(run_file), assignments=list(assignments), as_json=True, **options)
         return json.loads(capsys.readouterr().out)["steps"]
 
     assert [steps(), steps("training.steps=9"), steps(steps=3)] == [6, 9, 3]
@@ -41,14 +43,14 @@ def test_the_verb_plan_takes_the_steps_of_the_run(run_file, capsys):
 
 
 def test_of_a_long_run_it_plans_the_beginning_and_says_so(run_file, capsys, monkeypatch):
-    monkeypatch.setattr("penstock.use.runs.planning.PLANNED_ROWS", 20)
+    monkeypatch.setattr("penstock.use.runs.dry_runs.PLANNED_ROWS", 20)
     told = plan(run_file, capsys, "training.steps=100000")
     assert (told["planned below"], told["plan"]["steps"]) == ("the first 5 of 100,000 steps", 5)
     assert PLANNED_ROWS > 10_000
 
 
 def test_a_plan_to_read(run_file, capsys):
-    train_verb(str(run_file), dry_run=True)
+    train_verb(run_file=str(run_file), dry_run=True)
     told = capsys.readouterr().out
     assert "planned below: all 6 steps" in told
     assert "parameters: " in told
@@ -71,7 +73,7 @@ def test_the_folder_is_looked_at_and_left_alone(made, run_file, capsys, tmp_path
 
 def test_resuming_needs_a_folder(run_file):
     with pytest.raises(ConfigError, match=r"--output.*missing.*folder"):
-        train_verb(str(run_file), dry_run=True, resume=True)
+        train_verb(run_file=str(run_file), dry_run=True, resume=True)
 
 
 def test_writers_get_the_run_file_with_its_overrides(run_file, tmp_path, monkeypatch):
@@ -95,7 +97,7 @@ def test_writers_get_the_run_file_with_its_overrides(run_file, tmp_path, monkeyp
         "training.wandb=mine",
         "training.evaluators={}",
     ]
-    train_verb(str(run_file), output=str(tmp_path / "run"), assignments=changes)
+    train_verb(run_file=str(run_file), output=str(tmp_path / "run"), assignments=changes)
     [(project, config)] = seen
     assert project == "mine"
     assert config["training"]["steps"] == 2

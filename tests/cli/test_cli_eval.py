@@ -14,14 +14,14 @@ from penstock.use.cli.eval import run as evaluate
 from penstock.use.cli.export import run as export
 
 
-def figures(capsys, *arguments, **options):
+def figures(capsys, model, **options):
     capsys.readouterr()
-    evaluate(*map(str, arguments), **options, as_json=True, device="cpu", threads=1)
+    evaluate(model=str(model), **options, as_json=True, device="cpu", threads=1)
     return json.loads(capsys.readouterr().out)
 
 
 def test_a_run_and_its_export_have_the_loss_that_training_told(made, tmp_path, capsys):
-    export(str(made / "plain"), output=tmp_path)
+    export(model=str(made / "plain"), output=tmp_path)
     data = [str(made / "text/validation"), str(made / "text/train")]
     of_run, of_export = (figures(capsys, model, data=data) for model in (made / "plain", tmp_path))
     assert (of_run["step"], of_export["step"], of_run["context_length"]) == (6, None, 64)
@@ -46,7 +46,7 @@ def test_rows_and_context_length(made, capsys):
 def test_the_table_of_text_and_chats(made, capsys):
     """Of chats only what the assistant says is a target, so there are no bits of all bytes."""
     evaluate(
-        str(made / "chat"),
+        model=str(made / "chat"),
         data=[str(made / "text/validation"), str(made / "chats")],
         device="cpu",
         threads=1,
@@ -62,4 +62,4 @@ def test_data_of_another_tokenizer_is_refused(made, tmp_path):
     tiny_tokenizer(tmp_path / "tokenizer", ["other words"], 262)
     prepare_here(iter(["words"]), tmp_path / "tokenizer", tmp_path / "data")
     with pytest.raises(ConfigError, match=r"prepared.*tokenizer.*model's"):
-        evaluate(str(made / "plain"), data=[str(tmp_path / "data")], device="cpu")
+        evaluate(model=str(made / "plain"), data=[str(tmp_path / "data")], device="cpu")

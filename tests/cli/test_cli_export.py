@@ -15,14 +15,14 @@ from penstock.learn.generation import Sampling
 from penstock.learn.training.metrics import read_metrics
 from penstock.models.saving import load_model
 from penstock.use.cli.export import run as export
-from penstock.use.runs.opening import load_writer
+from penstock.use.runs.opening import load_opened, writer_of
 
 
 def test_a_chat_run_with_lora(made, tmp_path, capsys):
     folder = tmp_path / "exported"
-    export(str(made / "chat"), output=folder, as_json=True)
+    export(model=str(made / "chat"), output=folder, as_json=True)
     told = json.loads(capsys.readouterr().out)
-    writers = [load_writer(str(path), context_length=None, device="cpu", threads=1, slots=1)
+    writers = [writer_of(load_opened(path, device="cpu", threads=1), 1)
                for path in (made / "chat", folder)]  # fmt: skip
     end = writers[0].tokenizer.special_tokens["<|im_end|>"]
     assert (told["step"], told["context_length"], told["chat_template"]) == (6, 64, True)
@@ -48,7 +48,7 @@ def test_a_chat_run_with_lora(made, tmp_path, capsys):
 def test_transformers_reads_the_folder(made, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    export(str(made / "chat"), output=tmp_path)
+    export(model=str(made / "chat"), output=tmp_path)
     tokenizer, model = (
         AutoTokenizer.from_pretrained(tmp_path),
         AutoModelForCausalLM.from_pretrained(tmp_path),
@@ -64,7 +64,7 @@ def test_a_run_starts_with_the_weights_of_a_run_or_a_folder(made, tmp_path):
     """LoRA merged: the loss before the first step is that after the last, and all weights are
     trained.
     """
-    export(str(made / "chat"), output=tmp_path / "exported")
+    export(model=str(made / "chat"), output=tmp_path / "exported")
     losses = []
     for name, start in (("a", made / "chat"), ("b", tmp_path / "exported"), ("c", made / "plain")):
         run = train_on(
@@ -82,7 +82,7 @@ def test_a_run_starts_with_the_weights_of_a_run_or_a_folder(made, tmp_path):
 
 def test_a_start_with_another_tokenizer_is_refused(made, tmp_path):
     (tmp_path / "other").mkdir()
-    export(str(made / "plain"), output=tmp_path / "other")
+    export(model=str(made / "plain"), output=tmp_path / "other")
     train_tokenizer(
         ["other words"], vocab_size=262, output=tmp_path / "other", overwrite=True, progress=False
     )
@@ -100,25 +100,25 @@ def test_what_is_there_is_not_written_over(made, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for overwrite in (False, True):
         with pytest.raises(OutputError, match=r"\(notes.txt\).*folder"):
-            export(str(made / "plain"), output=tmp_path, overwrite=overwrite)
+            export(model=str(made / "plain"), output=tmp_path, overwrite=overwrite)
         with pytest.raises(OutputError, match="is a file; name a folder"):
-            export(str(made / "plain"), output=tmp_path / "notes.txt", overwrite=overwrite)
+            export(model=str(made / "plain"), output=tmp_path / "notes.txt", overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_an_earlier_export_is_replaced_if_asked_for_and_nothing_else(made, tmp_path):
     out = tmp_path / "out"
-    export(str(made / "chat"), output=out)
+    export(model=str(made / "chat"), output=out)
     names = sorted(path.name for path in out.iterdir())
     assert "chat_template.jinja" in names
     with pytest.raises(OutputError, match=r"earlier.*export.*overwrite"):
-        export(str(made / "plain"), output=out)
+        export(model=str(made / "plain"), output=out)
     assert sorted(path.name for path in out.iterdir()) == names
     (out / "notes.txt").write_text("mine")
-    export(str(made / "plain"), output=out, overwrite=True)
+    export(model=str(made / "plain"), output=out, overwrite=True)
     assert (out / "notes.txt").read_text() == "mine"
     assert not (out / "chat_template.jinja").exists()
-    export(str(made / "plain"), output=tmp_path / "new")
+    export(model=str(made / "plain"), output=tmp_path / "new")
     same = [
         path
         for path in (tmp_path / "new").iterdir()
@@ -128,20 +128,20 @@ def test_an_earlier_export_is_replaced_if_asked_for_and_nothing_else(made, tmp_p
     # A file of the user with the name of one to be written is kept, and so is the earlier export.
     (out / "chat_template.jinja").write_text("mine")
     with pytest.raises(OutputError, match=r"chat_template.jinja"):
-        export(str(made / "chat"), output=out, overwrite=True)
+        export(model=str(made / "chat"), output=out, overwrite=True)
     assert (out / "chat_template.jinja").read_text() == "mine"
     assert (out / "model.safetensors").read_bytes() == (
         tmp_path / "new" / "model.safetensors"
     ).read_bytes()
     (out / "export.json").write_text('{"files": ["../new/config.json"]}')
     with pytest.raises(OutputError, match=r"export.json: is damaged"):
-        export(str(made / "plain"), output=out, overwrite=True)
+        export(model=str(made / "plain"), output=out, overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "out"]
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(FormatError, match=r"\(run.yaml.*missing\).*model"):
-        export(str(tmp_path), output=tmp_path / "out")
+        export(model=str(tmp_path), output=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -157,7 +157,7 @@ def test_a_model_with_dropout_writes_without_it(made, tmp_path):
         )
     ).save_pretrained(tmp_path)  # fmt: skip
     load_tokenizer(made / "tokenizer").save(tmp_path)
-    writer = load_writer(str(tmp_path), context_length=None, device="cpu", threads=1, slots=1)
+    writer = writer_of(load_opened(tmp_path, device="cpu", threads=1), 1)
     greedy = Sampling(temperature=0, max_tokens=20, min_tokens=20)
     once, again = (writer.engine.generate_all([[40, 41, 42]], greedy) for _ in range(2))
     assert once == again

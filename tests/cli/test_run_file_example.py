@@ -26,7 +26,7 @@ def test_a_dry_run_of_the_example(made, tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
     # Long rows of such short documents are planned for a minute.
     shorter = ["data.loader.sequence_length=256"]
-    train(str(EXAMPLES / f"{name}.yaml"), assignments=shorter, dry_run=True, as_json=True)
+    train(run_file=str(EXAMPLES / f"{name}.yaml"), assignments=shorter, dry_run=True, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert told["model"] == "8 layers of 512"
     assert told["plan"]["steps"] == 2000

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import penstock as ps
 from makers.datasets import prepare_here
 from makers.processes import call_penstock
 from makers.texts import write_json_lines, write_texts
@@ -14,7 +15,8 @@ from penstock.chat import encode
 from penstock.core.errors import ConfigError, RecordError
 from penstock.tokenizers import Tokenizer
 from penstock.use.cli.distill import app
-from penstock.use.inspection.teacher_audit import Audit, audit_chats, audit_dataset, audit_texts
+from penstock.use.inspection.teacher_audit import Audit
+from penstock.use.inspection.teacher_audit_inputs import audit_chats, audit_dataset, audit_texts
 from penstock.use.inspection.teacher_terminal import show_audit
 
 TEXTS = [
@@ -216,5 +218,22 @@ def test_command(student: Path, teacher: Path, texts_file: Path) -> None:
 
 
 def test_command_needs_an_input(student: Path, teacher: Path) -> None:
-    with pytest.raises(ConfigError, match="give --text, --data or --chats"):
+    with pytest.raises(ConfigError, match="give text, data or chats"):
         call_penstock("audit", student, teacher, app=app)
+
+
+def test_one_call_audits_texts_and_datasets(
+    student: Path, teacher: Path, both: tuple[Tokenizer, Tokenizer], tmp_path: Path
+) -> None:
+    (tmp_path / "texts.txt").write_text("\n\n".join(TEXTS))
+    data = ps.prepare(iter(TEXTS), tokenizer=student, output=tmp_path / "data", progress=False)
+    audit = Audit(*both)
+    audit_texts(audit, [str(tmp_path / "texts.txt")], 9, format="text")
+    audit_dataset(audit, str(data.path), both[0], 9)
+    found = ps.inspection.audit_teacher(
+        student, teacher, text=[str(tmp_path / "texts.txt")], data=[str(data.path)],
+        documents=9, format="text",
+    )  # fmt: skip
+    assert found == audit.report()
+    with pytest.raises(ConfigError, match="nothing to audit"):
+        ps.inspection.audit_teacher(student, teacher)

@@ -23,6 +23,7 @@ from makers.processes import child_environment
 from patience import wait_for
 from penstock import Dataset, Loader, Mixture, Source
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
+from penstock.core.json_files import seal_of
 from penstock.data.shards import verify
 from penstock.data.stores.files import checksum
 from penstock.learn.distillation import cache_format as layout
@@ -442,7 +443,7 @@ def reseal(cache: Path, **changes: Any) -> None:
         name: change for name, change in changes.items() if name in value["settings"]
     }
     del value["seal"]
-    (cache / layout.MANIFEST).write_text(json.dumps({**value, "seal": layout._seal(value)}))
+    (cache / layout.MANIFEST).write_text(json.dumps({**value, "seal": seal_of(value)}))
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,12 @@ def test_tasks_as_json_and_as_a_table(model, tmp_path, capsys):
         "device": "cpu",
     }
     capsys.readouterr()
-    evaluate(model, **options, output=tmp_path / "out", as_json=True, threads=1)
+    evaluate(model=model, **options, output=tmp_path / "out", as_json=True, threads=1)
     reported = json.loads(capsys.readouterr().out)
     assert [(one["name"], one["count"]) for one in reported["tasks"]] == [("mmlu", 5), ("gsm8k", 4)]
     assert json.loads((tmp_path / "out/results.json").read_text()) == reported
     assert len((tmp_path / "out/mmlu/answers.jsonl").read_text().splitlines()) == 6
-    evaluate(model, **options, output=tmp_path / "out", threads=1)
+    evaluate(model=model, **options, output=tmp_path / "out", threads=1)
     lines = capsys.readouterr().out.strip().splitlines()
     assert [line.split()[0] for line in lines] == [
         "task",
@@ -58,16 +58,16 @@ def test_tasks_as_json_and_as_a_table(model, tmp_path, capsys):
         "law",
         "gsm8k",
     ]
-    evaluate(model, **options, chat=True, limit=1, as_json=True, threads=1)
+    evaluate(model=model, **options, chat=True, limit=1, as_json=True, threads=1)
     assert [one["count"] for one in json.loads(capsys.readouterr().out)["tasks"]] == [2, 1]
 
 
 def test_what_is_not_known_is_refused(model, tmp_path):
     with pytest.raises(ConfigError, match="--data DATASET, --task NAME"):
-        evaluate(model)
+        evaluate(model=model)
     with pytest.raises(ConfigError, match=r"no task './mmlu'; known: mmlu"):
-        evaluate(model, task=["./mmlu"])
+        evaluate(model=model, task=["./mmlu"])
     with pytest.raises(ConfigError, match=r"--task-data mmlu: expected NAME=PATH"):
-        evaluate(model, task=["mmlu"], task_data=["mmlu"])
+        evaluate(model=model, task=["mmlu"], task_data=["mmlu"])
     with pytest.raises(ConfigError, match=r"--task-data gsm8k=x.*NAME=PATH.*--task"):
-        evaluate(model, task=["mmlu"], task_data=["gsm8k=x"])
+        evaluate(model=model, task=["mmlu"], task_data=["gsm8k=x"])

@@ -186,7 +186,7 @@ def test_filling_has_lengths_that_its_own_plan_did_not_read(store):
     plans = [here._planner.next() for _ in range(60)]
     assert not there.datasets[0].table.lengths.ranges.here.all()
     for plan in plans[40:]:
-        assert_same_step(here._build_step(plan), there._build_step(plan))
+        assert_same_step(here._filling.step(plan), there._filling.step(plan))
         # Also those of other ranks' documents, which the denominator needs.
         assert there.datasets[0].table.lengths.ranges.here[plan.pieces["document"] // RANGE].all()
 

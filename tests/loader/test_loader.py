@@ -412,10 +412,10 @@ def test_a_mixture_takes_what_a_loader_takes(data):
 
 def test_a_device_mesh_says_the_place(data):
     class Mesh:
-        ndim = 1
+        ndim, mesh_dim_names = 1, None
 
-        def get_local_rank(self):
-            return 3
+        def get_coordinate(self):
+            return [3]
 
         def size(self):
             return 4

@@ -17,7 +17,7 @@ from penstock import (
     write_dataset,
 )
 from penstock.core.errors import ConfigError, DistributedError, StateError
-from penstock.plan.loader import steps as replay
+from penstock.plan.loader import step_planner as replay
 
 
 @pytest.fixture(scope="module")

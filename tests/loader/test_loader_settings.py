@@ -10,6 +10,7 @@ from penstock.errors import ConfigError
 from penstock.loader import LoaderSettings
 
 import penstock as ps
+from penstock.plan.loader.data_parallel import DataParallel
 
 
 @pytest.fixture
@@ -52,7 +53,10 @@ def test_a_loader_of_settings_gives_the_same_steps(dataset):
         ({"threads": -1}, "threads must be at least 0"),
         ({"prefetch": 1.5}, "prefetch must be a whole number, got 1.5"),
         ({"pad_id": -1}, "pad_id must be a token id"),
-        ({"requirements": 3}, "requirements must be penstock.InputRequirements"),
+        ({"requirements": 3}, "requirements must be penstock.InputRequirements, got 3$"),
+        ({"requirements": dict}, r"got .*dict.*; call it: model\.requirements\(\)"),
+        ({"data_parallel": 3}, "DeviceMesh, got 3$"),
+        ({"data_parallel": DataParallel.from_env}, r"; call it: DataParallel\.from_env\(\)"),
         ({"cache_bytes": 0}, "cache_bytes must be at least 1"),
         ({"first_step": -1}, "numbered from 0"),
         ({"sequence_length": None}, "sequence_length must be a whole number, got None"),

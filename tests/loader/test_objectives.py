@@ -89,7 +89,7 @@ def assert_like_twin(loader, steps):
         plan = loader._planner.next()
         if plan is None:
             break
-        step = loader._build_step(plan)
+        step = loader._filling.step(plan)
         for d in range(len(step.loss_denominators)):
             assert trained_sum(step, d + 1) == pytest.approx(step.loss_denominators[d])
         for row, begin, end in zip(step, plan.row_starts[:-1], plan.row_starts[1:], strict=True):
@@ -187,7 +187,7 @@ def test_a_document_is_denoised_alike_wherever_it_is_packed_and_otherwise_each_e
         found = {}
         loader = make([ps.Source(data, objective=denoise(), max_epochs=2)], **options)
         while (plan := loader._planner.next()) is not None:
-            step = loader._build_step(plan)
+            step = loader._filling.step(plan)
             for row, begin, end in zip(
                 step, plan.row_starts[:-1], plan.row_starts[1:], strict=False
             ):

@@ -65,7 +65,7 @@ def test_every_field_of_a_source_is_filled_in(tmp_path):
     loader = Loader(
         Source(weighted, objective=denoise), sequence_length=64, rows_per_step=1, threads=0
     )
-    [record] = loader._fill._sources
+    [record] = loader._filling.fill._sources
     zero = {name for name in k.SOURCE_RECORD.names if not record[name]}
     assert zero == {"begins_with_bos", "ends_with_eos"}, "the dataset has neither"
     table = weighted.table

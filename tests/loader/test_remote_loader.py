@@ -152,7 +152,7 @@ def test_the_first_step_needs_one_more_round_trip_and_few_runs(store):
     _, remote = pair(store, "plain", shuffle="block")
     loader = Loader(remote, **{**SETTINGS, "window_rows": 8})
     plan = loader._planner.next()
-    ((holder, units),) = loader._fetching.wanted(plan, *loader._own_rows(plan))
+    ((holder, units),) = loader._fetching.wanted(plan, *loader._filling.own_rows(plan))
     assert len(units) == 1
     assert not any(holder.units.unit(unit).has_more for unit in units.tolist())
     store.forget()
@@ -174,13 +174,13 @@ def test_a_rank_fetches_its_own_rows_only(store):
     for rank in (0, 1):
         loader = Loader(remote, data_parallel=(rank, 2), **SETTINGS)
         plan = loader._planner.next()
-        ((holder, units),) = loader._fetching.wanted(plan, *loader._own_rows(plan))
+        ((holder, units),) = loader._fetching.wanted(plan, *loader._filling.own_rows(plan))
         kinds = [holder.units.kind(unit) for unit in units.tolist()]
         wanted.append({kind: kinds.count(kind) for kind in kinds})
     assert set(wanted[0]) == {TOKENS, SPANS}
     plain = Loader(Source("s3://bucket/plain", shuffle="full"), data_parallel=(1, 8), **SETTINGS)
     plan = plain._planner.next()
-    ((holder, units),) = plain._fetching.wanted(plan, *plain._own_rows(plan))
+    ((holder, units),) = plain._fetching.wanted(plan, *plain._filling.own_rows(plan))
     begin, end = plan.row_starts[[1, 2]].tolist()
     assert set(units.tolist()) == set((plan.pieces["document"][begin:end] // 256).tolist())
 

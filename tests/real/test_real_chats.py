@@ -50,9 +50,9 @@ def their_greedy(model: Any, ids: list[int]) -> tuple[list[int], list[float]]:
 def our_greedy(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     """What our engine generates for prompts, all at once."""
     from penstock.learn.generation import Sampling
-    from penstock.use.runs.opening import load_writer
+    from penstock.use.runs.opening import load_opened, writer_of
 
-    engine = load_writer(folder, slots=len(prompts)).engine
+    engine = writer_of(load_opened(folder), len(prompts)).engine
     return [
         list(one.tokens)
         for one in engine.generate_all(prompts, Sampling(temperature=0, max_tokens=TOKENS))

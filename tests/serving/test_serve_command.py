@@ -24,7 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from serving_load import Load, resident_bytes
 
 
-@pytest.mark.parametrize("command", [("--api-key", "secret", "--grace", "0.3")], indirect=True)
+@pytest.mark.parametrize(
+    "command", [("--api-key", "secret", "--grace-seconds", "0.3")], indirect=True
+)
 def test_a_real_model(command, model, tokenizer):
     url, process = command.url, command.process
     stop_ids = [tokenizer.special_tokens["<|end|>"], tokenizer.eos_id]
@@ -53,7 +55,7 @@ def test_a_real_model(command, model, tokenizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [("--rate", "0")], indirect=True)
+@pytest.mark.parametrize("command", [("--requests-per-second", "0")], indirect=True)
 def test_64_clients_of_which_some_leave_and_some_send_rubbish(command):
     """Benchmarks have the same for a minute."""
     Load(command.url, "little", clients=64, seconds=1.5).run()

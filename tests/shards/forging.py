@@ -11,7 +11,8 @@ import numpy as np
 from shard_data import TOKENIZER, make_documents, make_spans
 
 from penstock import Dataset, write_dataset
-from penstock.data.shards.format.manifest import MANIFEST, _seal
+from penstock.core.json_files import seal_of
+from penstock.data.shards.format.manifest import MANIFEST
 from penstock.data.stores.files import checksum
 
 SIZES = {"lengths.u32": 8, "batches.u64": 72, "weight_sums.f64": 8}
@@ -83,7 +84,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def write_manifest(folder: Path, value: dict[str, Any]) -> None:
     """Seal it and write it."""
     body = {name: part for name, part in value.items() if name != "seal"}
-    (folder / MANIFEST).write_text(json.dumps({**body, "seal": _seal(body)}))
+    (folder / MANIFEST).write_text(json.dumps({**body, "seal": seal_of(body)}))
 
 
 def reseal(folder: Path) -> None:

@@ -159,7 +159,9 @@ def test_a_plan_begins_where_the_run_does(data, tmp_path, capsys):
     train(data, tmp_path / "a", RAMP, until=7)
 
     def plan(run_file, *assignments):
-        plan_verb.run(str(run_file), steps=None, assignments=list(assignments), as_json=True)
+        plan_verb.run(
+            run_file=str(run_file), steps=None, assignments=list(assignments), as_json=True
+        )
         return json.loads(capsys.readouterr().out)
 
     whole = plan(data / "run.yaml", RAMP)

@@ -20,7 +20,8 @@ from penstock.chat.masks.boundaries import Boundary, ResolvedBoundary, resolve
 from penstock.chat.masks.checks import certify
 from penstock.chat.masks.evidence import Evidence
 from penstock.chat.masks.families import Family, detect_family
-from penstock.chat.masks.mask_settings import MaskKeywords, MaskSettings
+from penstock.chat.masks.mask_keywords import MaskKeywords
+from penstock.chat.masks.mask_settings import MaskSettings
 from penstock.chat.masks.masks import Mask, decide, weigh
 from penstock.chat.masks.scanning import scan
 from penstock.chat.records.conversation import Conversation

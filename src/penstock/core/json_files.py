@@ -2,11 +2,12 @@
 be read back.
 """
 
+import hashlib
 import json
 from pathlib import Path
 
 from penstock.core.errors import ConfigError, FormatError, PenstockError
-from penstock.core.json_values import JsonObject, JsonValue
+from penstock.core.json_values import JsonMapping, JsonObject, JsonValue
 
 
 def parse_json(
@@ -30,6 +31,12 @@ def parse_json(
         ) from None
     except ValueError as problem:
         raise error(f"{where}: is not JSON: {problem}; copy it again") from None
+
+
+def seal_of(value: JsonMapping, size: int = 16) -> str:
+    """A hash of an object, of `size` bytes in hexadecimal."""
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
 
 
 def read_object(path: Path, error: type[PenstockError] = FormatError) -> JsonObject:

@@ -5,6 +5,7 @@ it is spelt.
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import MISSING, fields
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -131,6 +132,30 @@ def suggests(call: CallT) -> CallT:
         return checked  # type: ignore[return-value] # of the same type, which mypy cannot tell
     call.__init__ = checked  # type: ignore[misc]
     return call
+
+
+def has_settings(settings: type) -> Callable[[CallT], CallT]:
+    """Decorates a function whose `**settings` are the fields of a settings class: its signature
+    names each, with type and default, in `help` and in notebooks.
+    """
+    added = [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if one.default is MISSING else one.default,
+            annotation=one.type,
+        )
+        for one in fields(settings)
+    ]
+
+    def shown(call: CallT) -> CallT:
+        own = inspect.signature(call)
+        kept = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        changed: Any = call
+        changed.__signature__ = own.replace(parameters=[*kept, *added])
+        return call
+
+    return shown
 
 
 def refuse_arguments(call: str, given: Iterable[str], known: Collection[str]) -> None:

@@ -6,13 +6,16 @@ import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import RecordError, record_errors
 from penstock.core.folders import is_url
 from penstock.core.json_values import JsonMapping
 from penstock.core.urls import Address, quoted, split_query
 from penstock.media.images import ImageSettings, check_picture
+
+if TYPE_CHECKING:
+    pass
 
 IMAGE_FIELDS = (
     "image",

@@ -13,13 +13,16 @@ its size already turned. And it reads what follows the pixels of a PNG only afte
 import io
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from penstock.core.errors import MissingExtraError, RecordError, record_errors
 from penstock.core.json_values import JsonObject
 from penstock.media.layout import Size
 from penstock.media.png_files import with_late_metadata
 from penstock.media.sound_files import SoundFile, sound_file
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 """Names of Pillow's readers that may see the bytes; an MPO is a JPEG with more than one picture."""
@@ -99,7 +102,7 @@ def header_of_sound(found: SoundFile) -> Header:
     return Header(frames=found.frames, rate=found.rate, channels=found.channels)
 
 
-def open_image(data: bytes) -> Any:
+def open_image(data: bytes) -> "PIL.Image.Image":
     """A `PIL.Image.Image` of a known format, not decoded yet."""
     image = _opened(data, [name for name in FORMATS if name in _readers()], "image", "vision")
     if image is None:
@@ -108,12 +111,14 @@ def open_image(data: bytes) -> Any:
     return image
 
 
-def open_animation(data: bytes) -> Any:
+def open_animation(data: bytes) -> "PIL.Image.Image | None":
     """A video that Pillow reads, as a `PIL.Image.Image` at its first frame; None: it is none."""
     return _opened(data, ANIMATED, "video", "video")
 
 
-def _opened(data: bytes, formats: list[str] | tuple[str, ...], what: str, extra: str) -> Any:
+def _opened(
+    data: bytes, formats: list[str] | tuple[str, ...], what: str, extra: str
+) -> "PIL.Image.Image | None":
     """As Pillow opens it; None: it is of another format."""
     try:
         from PIL import Image, UnidentifiedImageError
@@ -140,7 +145,7 @@ def _readers() -> JsonObject:
     return Image.OPEN
 
 
-def upright_size(image: object, data: bytes) -> Size:
+def upright_size(image: "PIL.Image.Image", data: bytes) -> Size:
     """(height, width) of an opened image as it will be after decoding, upright."""
     with record_errors("the image's metadata cannot be read"):
         width, height = stored_size(image)
@@ -148,22 +153,21 @@ def upright_size(image: object, data: bytes) -> Size:
     return (width, height) if is_turned else (height, width)
 
 
-def stored_size(image: Any) -> tuple[int, int]:
+def stored_size(image: "PIL.Image.Image") -> tuple[int, int]:
     """(width, height) of an opened image as its pixels are stored."""
     if image.format == "TIFF":
-        return int(image.tag_v2[_WIDTH]), int(image.tag_v2[_HEIGHT])
+        tags = image.tag_v2  # type: ignore[attr-defined] # as all TIFFs have
+        return int(tags[_WIDTH]), int(tags[_HEIGHT])
     width, height = image.size
     return width, height
 
 
-def _orientation(image: Any, data: bytes) -> Any:
+def _orientation(image: "PIL.Image.Image", data: bytes) -> object:
     """The number from 1 to 8 by which Pillow will turn an image, if it has one."""
     from PIL import Image
 
-    if (
-        image.format == "PNG"
-        and (metadata := with_late_metadata(data, image.is_animated)) is not None
-    ):
+    animated = image.format == "PNG" and image.is_animated  # type: ignore[attr-defined] # as PNGs say
+    if image.format == "PNG" and (metadata := with_late_metadata(data, animated)) is not None:
         try:
             image = Image.open(io.BytesIO(metadata), formats=["PNG"])
         except Exception:
@@ -173,7 +177,7 @@ def _orientation(image: Any, data: bytes) -> Any:
     return Image.Image.getexif(image).get(_ORIENTATION)
 
 
-def settle_metadata(image: Any) -> None:
+def settle_metadata(image: "PIL.Image.Image") -> None:
     """Read the EXIF of an image once. Where it is damaged Pillow raises now, and from then on takes
     what it read.
     """
@@ -183,7 +187,7 @@ def settle_metadata(image: Any) -> None:
         Image.Image.getexif(image)
 
 
-def _header_of_animation(image: Any) -> Header:
+def _header_of_animation(image: "PIL.Image.Image") -> Header:
     with record_errors("the video is damaged"):
         return Header(frames=getattr(image, "n_frames", 1), height=image.height, width=image.width)
 

@@ -8,7 +8,7 @@ nothing is fetched here.
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, final
+from typing import TYPE_CHECKING, Literal, final
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from penstock.core.json_values import JsonObject
 from penstock.core.urls import url_key
 from penstock.media.header import open_image, settle_metadata, upright_size
 from penstock.media.png_files import MOST_PIXELS_PER_BYTE, check_pixels
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 _MOST_PIXELS = {"JPEG": 512, "MPO": 512, "PNG": MOST_PIXELS_PER_BYTE}
 """Format → pixels a byte of its file, at most. JPEG: a bit for each block of 8 x 8."""
@@ -173,7 +176,7 @@ def shrunk(size: tuple[int, int], settings: ImageSettings) -> tuple[int, int]:
     return (short, long) if height < width else (long, short)
 
 
-def read_picture(data: bytes, settings: ImageSettings) -> Any:
+def read_picture(data: bytes, settings: ImageSettings) -> "PIL.Image.Image":
     """Decode an image.
 
     Args:
@@ -204,7 +207,7 @@ def read_picture(data: bytes, settings: ImageSettings) -> Any:
         return picture.resize((width, height), Image.Resampling.LANCZOS)
 
 
-def _decoded(image: Any, data: bytes, settings: ImageSettings) -> Any:
+def _decoded(image: "PIL.Image.Image", data: bytes, settings: ImageSettings) -> "PIL.Image.Image":
     """The upright RGB picture of an opened image."""
     from PIL import ImageOps
 
@@ -218,7 +221,7 @@ def _decoded(image: Any, data: bytes, settings: ImageSettings) -> Any:
         return _as_rgb(image, settings.alpha)
 
 
-def _opened(data: bytes, settings: ImageSettings) -> Any:
+def _opened(data: bytes, settings: ImageSettings) -> "PIL.Image.Image":
     image = open_image(data)
     if settings.animated == "error" and image.format != "MPO" and (frames := _frames_of(image)) > 1:
         raise RecordError(f"the image has {frames} frames; animated: first takes the first one")
@@ -231,7 +234,7 @@ def _accepted(settings: ImageSettings) -> str:
     return f"{settings.min_pixels:,} to {settings.max_pixels:,} (min_pixels, max_pixels)"
 
 
-def check_picture(picture: Any, settings: ImageSettings) -> None:
+def check_picture(picture: "PIL.Image.Image", settings: ImageSettings) -> None:
     """Refuse a picture of Pillow that is too large, before it is loaded, or whose pixels have no
     known range.
     """
@@ -252,14 +255,16 @@ def _frames_of(image: object) -> int:
         return int(getattr(image, "n_frames", 1))
 
 
-def _checked_size(image: Any, data: bytes, settings: ImageSettings) -> tuple[int, int]:
+def _checked_size(
+    image: "PIL.Image.Image", data: bytes, settings: ImageSettings
+) -> tuple[int, int]:
     """(height, width) of the upright picture, if the settings accept it."""
     width, height = image.size
     if width * height < settings.min_pixels:
         raise RecordError(
             f"the image has {width}x{height} pixels; accepted are {_accepted(settings)}"
         )
-    if width * height > _MOST_PIXELS.get(image.format, math.inf) * len(data):
+    if width * height > _MOST_PIXELS.get(str(image.format), math.inf) * len(data):
         raise RecordError(
             f"the image ({image.format}) is damaged: its header says {width}x{height} pixels, "
             f"more than its {len(data):,} bytes can hold"
@@ -271,16 +276,16 @@ def _checked_size(image: Any, data: bytes, settings: ImageSettings) -> tuple[int
     return upright_size(image, data)
 
 
-def _check_transparency(image: object, settings: ImageSettings) -> None:
+def _check_transparency(image: "PIL.Image.Image", settings: ImageSettings) -> None:
     if settings.alpha == "error" and _is_transparent(image):
         raise RecordError("the image is transparent; alpha: white, black or ignore accepts it")
 
 
-def _is_transparent(image: Any) -> bool:
+def _is_transparent(image: "PIL.Image.Image") -> bool:
     return image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info
 
 
-def _as_rgb(image: Any, alpha: str) -> Any:
+def _as_rgb(image: "PIL.Image.Image", alpha: str) -> "PIL.Image.Image":
     """The picture in RGB, eight bits a channel."""
     from PIL import Image
 

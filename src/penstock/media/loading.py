@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import final
 
 from penstock.core.errors import CorruptionError, RecordError, reason_of
 from penstock.core.folders import is_url
@@ -316,7 +316,7 @@ class ImageLoader:
         return load_image(value, self.folder, self.settings, self.processor, self.room)
 
     @property
-    def frames(self) -> Callable[[Any], list[LoadedImage]] | None:
+    def frames(self) -> Callable[[object], list[LoadedImage]] | None:
         """What looks at videos; None: they are refused."""
         return (
             self._frames

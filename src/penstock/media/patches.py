@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import TYPE_CHECKING, Literal, final
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from penstock.media.images import ImageSettings, probed_size, read_picture
 from penstock.media.layout import Layout, Size, collapse
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 SETTINGS = "patch_processor.json"
 TEMPLATE = (
@@ -111,7 +114,7 @@ class PatchProcessor:
         """Of an image of any size."""
         return (self.image_size // self.patch) ** 2
 
-    def read(self, data: bytes, settings: ImageSettings) -> Any:
+    def read(self, data: bytes, settings: ImageSettings) -> "PIL.Image.Image":
         """The picture in a file's bytes; RecordError: it is not accepted."""
         return read_picture(data, settings)
 
@@ -119,7 +122,7 @@ class PatchProcessor:
         """(height, width) of a picture: by its header, or with the probe "decode" by its pixels."""
         return probed_size(data, settings)
 
-    def blank(self, size: Size | None = None) -> Any:
+    def blank(self, size: Size | None = None) -> "PIL.Image.Image":
         """A blank picture."""
         from PIL import Image
 
@@ -131,7 +134,7 @@ class PatchProcessor:
         text, counts = collapse(self.placeholder * self.slots, [self.placeholder])
         return Layout(text, counts, self.slots, self.slots)
 
-    def arrays(self, picture: Any) -> dict[str, Array]:
+    def arrays(self, picture: "PIL.Image.Image") -> dict[str, Array]:
         """`pixel_values`, float32 [1, patches, 3 × patch²] from −1 to 1."""
         from PIL import Image
 

@@ -19,9 +19,9 @@ from penstock.media.loading import LoadedImage
 from penstock.media.processor import Medium
 from penstock.media.records import is_media_part, media_fields
 
-Load = Callable[[Any], LoadedImage]
+Load = Callable[[object], LoadedImage]
 """Looks at one image; raises RecordError."""
-Frames = Callable[[Any], list[LoadedImage]]
+Frames = Callable[[object], list[LoadedImage]]
 """Looks at the frames of one video; raises RecordError."""
 
 _OTHERS: Mapping[Medium, re.Pattern[str]] = {
@@ -58,7 +58,7 @@ class MediaPlacer:
 
     def __init__(self, where: str, load: Load, medium: Medium, frames: Frames | None) -> None:
         self.where, self._load, self._medium, self._frames = where, load, medium, frames
-        self.waiting: list[Any] = []
+        self.waiting: list[object] = []
         self._placeholder = re.compile(rf"<({medium}|video)>\n?" if frames else rf"<({medium})>\n?")
 
     def message(self, number: int, message: JsonObject, *, has_ranges: bool) -> JsonObject:
@@ -97,7 +97,7 @@ class MediaPlacer:
         self.waiting.clear()
         return taken
 
-    def _part(self, part: Any, source: list[Any], where: str) -> list[JsonObject]:
+    def _part(self, part: Any, source: list[object], where: str) -> list[JsonObject]:
         if not is_media_part(part):
             text = part.get("text") if isinstance(part, Mapping) else None
             if source and isinstance(text, str):
@@ -119,7 +119,7 @@ class MediaPlacer:
             return self._made(_Video(rest) if is_video else rest, where)
         return self._made(self._next(source, is_video, where), where)
 
-    def _cut(self, text: str, source: list[Any], where: str) -> str | list[JsonObject]:
+    def _cut(self, text: str, source: list[object], where: str) -> str | list[JsonObject]:
         """A text cut at its placeholders, as far as there are images for them."""
         parts: list[JsonObject] = []
         at = 0
@@ -134,7 +134,7 @@ class MediaPlacer:
             return text
         return [*parts, {"type": "text", "text": text[at:]}] if at < len(text) else parts
 
-    def _next(self, source: list[Any], is_video: bool, where: str) -> Any:
+    def _next(self, source: list[object], is_video: bool, where: str) -> object:
         """The next of a kind; LLaVA also writes <image> for a video."""
         if not source:
             one = "a video" if is_video else {"image": "an image", "audio": "a sound"}[self._medium]
@@ -155,9 +155,9 @@ class MediaPlacer:
         except RecordError as error:
             raise ConversationError(f"{where}: {error}") from error
 
-    def of_fields(self, fields: JsonMapping, where: str) -> list[Any]:
+    def of_fields(self, fields: JsonMapping, where: str) -> list[object]:
         """The images in fields of a record or a message, in order."""
-        found: list[Any] = []
+        found: list[object] = []
         for name, value in fields.items():
             is_video = self._frames is not None and "video" in name.lower()
             if not is_video and _OTHERS[self._medium].search(name):
@@ -177,4 +177,4 @@ class MediaPlacer:
 class _Video:
     """A video among images."""
 
-    value: Any
+    value: object

@@ -8,9 +8,12 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from penstock.core.errors import RecordError
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 MOST_PIXELS_PER_BYTE = 8 * 1032
 """Of one bit each, compressed by deflate as well as it can."""
@@ -58,7 +61,7 @@ def with_late_metadata(data: bytes, is_animated: bool) -> bytes | None:
     )
 
 
-def check_pixels(image: Any, data: bytes) -> None:
+def check_pixels(image: "PIL.Image.Image", data: bytes) -> None:
     """Refuse a PNG whose compressed pixels end before its last row: Pillow leaves the rest 0
     without a word.
 

@@ -110,7 +110,7 @@ class Processor(Protocol):
     def patches_of(self, arrays: JsonMapping) -> int:
         """Patches of the images in these arrays."""
 
-    def joint_ids(self, text: str, pictures: Sequence[Any]) -> list[int]:
+    def joint_ids(self, text: str, pictures: Sequence[object]) -> list[int]:
         """Ids of a rendered conversation with these pictures, encoded together."""
 
     def save(self, output: Path) -> None:
@@ -152,7 +152,7 @@ class HuggingFaceProcessor:
             )
         self.layout = lru_cache(SIZES)(self._layout)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return HuggingFaceProcessor, (self.inner, self.name)
 
     @property
@@ -350,7 +350,7 @@ class HuggingFaceProcessor:
     def _repeated_pattern(self) -> re.Pattern[str]:
         return pattern_of(self.repeated)
 
-    def joint_ids(self, text: str, pictures: Sequence[Any]) -> list[int]:
+    def joint_ids(self, text: str, pictures: Sequence[object]) -> list[int]:
         """Ids of a rendered conversation with these pictures, as transformers encodes them
         together.
 

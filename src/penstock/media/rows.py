@@ -4,7 +4,7 @@ positions in 2-D.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, final
+from typing import Annotated, final
 
 import numpy as np
 
@@ -140,7 +140,7 @@ class RowMedia:
         )
 
 
-def _joined(parts: Sequence[Array], shifts: Sequence[int]) -> Any:
+def _joined(parts: Sequence[Array], shifts: Sequence[int]) -> Array:
     return np.concatenate(
         [part + np.array(shift, part.dtype) for part, shift in zip(parts, shifts, strict=True)]
     )

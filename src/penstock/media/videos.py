@@ -8,11 +8,14 @@ says.
 
 import io
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING
 
 from penstock.core.errors import RecordError, record_errors
 from penstock.media.header import Header, open_animation, open_film, read_header
 from penstock.media.images import ImageSettings
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 _DEFAULTS = ImageSettings()
 
@@ -85,7 +88,7 @@ class _Pixels:
             )
 
 
-def _by_pillow(image: Any, wanted: list[int], pixels: _Pixels) -> list[bytes]:
+def _by_pillow(image: "PIL.Image.Image", wanted: list[int], pixels: _Pixels) -> list[bytes]:
     taken, done = [], 0
     with record_errors("the video is damaged"):
         for number in range(wanted[-1] + 1):
@@ -116,7 +119,7 @@ def _by_av(
     return found, taken
 
 
-def _as_png(picture: Any) -> bytes:
+def _as_png(picture: "PIL.Image.Image") -> bytes:
     out = io.BytesIO()
     picture.save(out, "PNG", compress_level=1)
     return out.getvalue()

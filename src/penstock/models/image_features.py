@@ -134,7 +134,7 @@ def features_of(outputs: Any) -> list[Tensor]:
     return [_joined(part) for part in (outputs.pooler_output, *(deep or ()))]
 
 
-def as_outputs(outputs: Any, parts: Sequence[Tensor]) -> Any:
+def as_outputs(outputs: Any, parts: Sequence[Tensor]) -> object:
     """Features in the form of other outputs of the same tower, as a model of transformers takes it
     for pixels.
     """
@@ -150,7 +150,7 @@ def _joined(part: Any) -> Tensor:
     return found
 
 
-def _like(before: object, part: Tensor) -> Any:
+def _like(before: object, part: Tensor) -> object:
     return [part] if isinstance(before, list | tuple) else part
 
 

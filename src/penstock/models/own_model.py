@@ -40,9 +40,7 @@ PREFIX = "module."
 class OwnModule(Protocol):
     """What a `torch.nn.Module` needs to be trained. T slots, D target distances.
 
-    It may also have `requirements()`, an `InputRequirements` with what a row must hold besides
-    targets, loss weights, positions and document borders; and `prediction_weights`, one number a
-    target distance (by default one distance).
+    It may also have what `AsksForMore`, `PredictsFurther` and `Embeds` name.
     """
 
     vocab_size: int
@@ -58,6 +56,30 @@ class OwnModule(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab_size]; called on the positions that have a target."""
+
+
+@runtime_checkable
+class AsksForMore(Protocol):
+    """A module that reads more of a row than targets, loss weights, positions and borders."""
+
+    def requirements(self) -> InputRequirements:
+        """What a row must hold besides."""
+
+
+@runtime_checkable
+class PredictsFurther(Protocol):
+    """A module with several target distances."""
+
+    prediction_weights: Sequence[float]
+    """How much each of them counts in the loss."""
+
+
+@runtime_checkable
+class Embeds(Protocol):
+    """A module whose embedding can be followed, so that gradients show what mixes documents."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding."""
 
 
 @final
@@ -125,16 +147,14 @@ class OwnModel(nn.Module):
             positions=True,
             cu_seqlens=True,
         )
-        own = getattr(self.module, "requirements", None)
-        return needed if own is None else needed.merge(own())
+        own = self.module
+        return needed.merge(own.requirements()) if isinstance(own, AsksForMore) else needed
 
     def packing(self, slots: int) -> PackingVerdict:
         """Whether documents may share a row; tried once, on random tokens."""
         if self._verdict is None:
             try:
-                try_isolation(
-                    self, self._trial_logits, gradients=hasattr(self.module, "get_input_embeddings")
-                )
+                try_isolation(self, self._trial_logits, gradients=isinstance(self.module, Embeds))
                 if self.requirements().trees:
                     try_tree(self, self._trial_logits)
                 self._verdict = PackingVerdict(slots)
@@ -154,8 +174,9 @@ class OwnModel(nn.Module):
         """The module's embedding, or what stands for one: the isolation check reads the vocabulary
         off it.
         """
-        own = getattr(self.module, "get_input_embeddings", None)
-        return nn.Embedding(self.vocab_size, 1, device="meta") if own is None else own()
+        if isinstance(self.module, Embeds):
+            return self.module.get_input_embeddings()
+        return nn.Embedding(self.vocab_size, 1, device="meta")
 
     def tensors(self, row: ModelInput, backend: str = "auto") -> RowTensors:
         """A row on the model's device."""
@@ -248,7 +269,8 @@ class OwnModel(nn.Module):
     @property
     def prediction_weights(self) -> tuple[float, ...]:
         """How much each target distance counts in the loss."""
-        return tuple(getattr(self.module, "prediction_weights", (1.0,)))
+        own = self.module
+        return tuple(own.prediction_weights) if isinstance(own, PredictsFurther) else (1.0,)
 
     @property
     def _name(self) -> str:

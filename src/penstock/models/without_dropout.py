@@ -9,13 +9,16 @@ balance loss of experts.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from penstock.models.ours.transformer import Transformer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _NOISE = ("drop", "jitter_noise")
 """Parts of the names under which modules keep their rates: attention_dropout, layerdrop,
@@ -74,7 +77,7 @@ def without_dropout(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(inner: Any) -> Iterator[None]:
+def evaluating(inner: "PreTrainedModel") -> Iterator[None]:
     """Evaluation mode without gradients within the block; each module has its own mode again
     afterwards.
     """

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.tokenizers._alignment_kernels import EQUIVALENT, EXACT
 from penstock.tokenizers.alignment_sides import Chunks, Side
 from penstock.tokenizers.byte_table import ByteArray, IntArray
@@ -56,7 +57,7 @@ def mark_equivalent(chunks: Chunks, given: tuple[Side, Side], normal: tuple[Side
             chunks.kinds[chunk] = EQUIVALENT
 
 
-def _bytes_of(side: Side, bounds: Any) -> bytes:
+def _bytes_of(side: Side, bounds: Array) -> bytes:
     begin, end = (int(side.ends[place - 1]) if place else 0 for place in bounds)
     return side.data[begin:end].tobytes()
 

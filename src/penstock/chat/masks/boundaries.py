@@ -32,7 +32,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, Protocol, SupportsIndex, final
 
 import numpy as np
 
@@ -284,7 +284,7 @@ def eos_id_of(tokenizer: AnyTokenizer) -> int | None:
     return None if eos is None else int(eos)
 
 
-def _frozen(given: Any, *, several: bool) -> Any:
+def _frozen(given: Any, *, several: bool) -> object:
     """One or several markers as tuples; (): nothing was given; None: `given` is no marker."""
     if given is None:
         return ()
@@ -306,9 +306,7 @@ def _frozen(given: Any, *, several: bool) -> Any:
 
 def _is_id(value: object) -> bool:
     return (
-        not isinstance(value, (str, bool))
-        and hasattr(value, "__index__")
-        and value.__index__() >= 0
+        isinstance(value, SupportsIndex) and not isinstance(value, bool) and value.__index__() >= 0
     )
 
 

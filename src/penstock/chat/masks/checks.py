@@ -291,7 +291,7 @@ def _is_plain(evidence: Evidence) -> bool:
         and not settings.mask_history
     )
     unmarked = all(
-        weights.verdict is None and not weights.ranges
+        weights.train is None and weights.weight is None and not weights.ranges
         for weights in evidence.conversation.message_weights
     )
     return usual and chosen and unmarked

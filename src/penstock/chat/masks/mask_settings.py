@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypedDict, final, get_args
+from typing import Any, Literal, final, get_args
 
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonMapping
@@ -112,19 +112,3 @@ class MaskSettings:
         if self.on_merged_prompt == "report":
             del settings["on_merged_prompt"]  # so that datasets without it keep their fingerprint
         return settings | {"train_on_eot": self.train_on_eot or self.train_on_eos}
-
-
-class MaskKeywords(TypedDict, total=False):
-    """The settings of `MaskSettings` as keyword arguments, which editors complete."""
-
-    roles_to_train: tuple[str, ...]
-    train_on_inputs: bool
-    train_on_eos: Terminators
-    train_on_eot: Terminators | None
-    mask_history: bool
-    train_on_reasoning: bool
-    trained_control_text: ControlTextPolicy
-    allow_forged: bool
-    on_missing_terminator: Literal["error", "allow", "append"]
-    on_rewrite: Literal["report", "error", "split"]
-    on_merged_prompt: Literal["report", "error", "split"]

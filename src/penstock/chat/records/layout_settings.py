@@ -8,7 +8,7 @@ serves a template with its own roles.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Literal, final
 
 from penstock.chat.records.conversation import TRAINING_KEYS
 from penstock.core.errors import ConfigError
@@ -223,7 +223,7 @@ class LayoutSettings:
     """Decode tool call arguments that are JSON text of an object, if the template fails on the text
     or would quote it again; False: never.
     """
-    call_ids: str = "keep"
+    call_ids: Literal["keep", "short"] = "keep"
     """`keep` the ids of tool calls, or make them `short`: nine characters, as Mistral's templates
     require.
     """
@@ -231,23 +231,23 @@ class LayoutSettings:
     """Join a content that has only text parts into one text, if the template fails on the list or
     does not write its texts; False: never.
     """
-    media: str = "error"
+    media: Literal["error", "drop"] = "error"
     """Images, audio and video, as parts or next to the messages: `error`, since text encoding
     cannot represent them; or `drop`, which removes and counts them, with their placeholders
     (`<image>`).
     """
-    oasst_paths: str = "best"
+    oasst_paths: Literal["best", "all", "ranked"] = "best"
     """Conversations of a tree: `best`, the path of best-ranked replies; `all`, one for each last
     reply; or `ranked`, with answers tree or separate: a set of answers for each message with
     several ranked replies.
     """
-    answers: str = "best"
+    answers: Literal["best", "tree", "separate"] = "best"
     """Records with several answers (chosen and rejected, ranked, labelled, trees): `best` trains
     the best one alone; `tree` keeps all, for `training.preference`, and stores what they begin with
     once; `separate` keeps all, each by itself, for models that cannot process trees. With these, a
     conversation split by on_rewrite is one document.
     """
-    shared_weights: str = "sum"
+    shared_weights: Literal["sum", "once"] = "sum"
     """With answers tree: the weight of a target that several paths share is the `sum` over them, as
     if each were stored by itself, or counts `once`: the largest.
     """

@@ -138,6 +138,13 @@ def read_record(
     record: JsonMapping, settings: LayoutSettings = _DEFAULT, origin: str = "record"
 ) -> Conversation | list[Conversation]:
     """Read a record of a file, as `read_conversation`; it is taken as it is."""
+    return read_detected(record, settings, origin)[1]
+
+
+def read_detected(
+    record: JsonMapping, settings: LayoutSettings, origin: str
+) -> tuple[str, Conversation | list[Conversation]]:
+    """The layout of a record of a file, and what `read_record` gives."""
     if not isinstance(record, Mapping):
         raise ConversationError(
             f"{origin}: the record is {type(record).__name__}; expected an object with messages"
@@ -149,7 +156,7 @@ def read_record(
         read = (
             read_segments(record, origin) if layout == "segments" else read_tokens(record, origin)
         )
-        return Conversation(
+        return layout, Conversation(
             messages=(), message_weights=(), written=read, unread=unread, origin=origin
         )
     if layout == "oasst":
@@ -163,8 +170,9 @@ def read_record(
             _finish(record, read_messages(path, layout, settings, origin), settings, origin)
             for path in paths
         ]
-        return found if settings.oasst_paths == "all" else found[0]
-    return _finish(record, _read(record, layout, field, settings, origin), settings, origin, unread)
+        return layout, found if settings.oasst_paths == "all" else found[0]
+    own = _read(record, layout, field, settings, origin)
+    return layout, _finish(record, own, settings, origin, unread)
 
 
 def read_nodes(

@@ -355,11 +355,11 @@ def _kind_and_text(part: object, where: str) -> tuple[str, str | None]:
             f'{where} is {type(part).__name__}; expected an object such as {{"type": "text", '
             '"text": …}'
         )
-    kind, media = part.get("type"), list(media_fields(part))
+    kind = part.get("type")
     if kind is None and any(isinstance(part.get(key), str) for key in TEXT_KEYS):
         kind = "text"
-    elif kind is None and media:
-        kind = media[0]
+    elif kind is None:
+        kind = next(iter(media_fields(part)), None)
     if not isinstance(kind, str):
         raise ConversationError(
             f'{where} has no "type" (its fields: {", ".join(part)}); expected text, image, …'
@@ -373,7 +373,7 @@ def _kind_and_text(part: object, where: str) -> tuple[str, str | None]:
             f"audio and the like; "
             "put calls of tools into tool_calls, and their results into messages of role tool"
         )
-    if media:
+    if media := list(media_fields(part)):
         raise ConversationError(
             f'{where} is of type "{kind}" and also holds "{media[0]}"; expected one part for each'
         )

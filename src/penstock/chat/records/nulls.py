@@ -127,7 +127,7 @@ def _known(schema: Schema | None, name: str) -> JsonMapping:
     return found if isinstance(found, Mapping) else {}
 
 
-def _names(schema: Schema | None, name: str) -> list[Any]:
+def _names(schema: Schema | None, name: str) -> list[object]:
     found = None if schema is None else schema.get(name)
     return list(found) if isinstance(found, list | tuple) else []
 
@@ -165,7 +165,7 @@ def _schemas(record: JsonMapping) -> dict[str, Schema]:
     return found
 
 
-def _parsed(value: object) -> Any:
+def _parsed(value: object) -> object:
     """A value, decoded where it is JSON text."""
     if not isinstance(value, str):
         return value

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.core.errors import ConversationError
-from penstock.core.json_values import JsonObject
+from penstock.core.json_values import JsonObject, JsonValue
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 LENGTH = 9
@@ -142,11 +142,11 @@ def _check_arguments(arguments: object, where: str) -> None:
     )
 
 
-def _refuse_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is no JSON")
 
 
-def _decode(text: str, where: str, what: str, expected: str) -> Any:
+def _decode(text: str, where: str, what: str, expected: str) -> JsonValue:
     try:
         return json.loads(text)
     except ValueError as error:

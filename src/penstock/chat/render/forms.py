@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from penstock.chat.records.conversation import Conversation, Form, MessageWeights, Range
-from penstock.core.json_values import JsonMapping, JsonObject
+from penstock.core.json_values import JsonMapping, JsonObject, JsonValue
 
 Message = JsonObject
 _Change = Callable[[Message, MessageWeights], tuple[Message, MessageWeights]]
@@ -104,7 +104,7 @@ def arguments_of(messages: Iterable[JsonMapping]) -> Iterator[Any]:
     return ((call.get("function") or {}).get("arguments") for call in calls)
 
 
-def decoded(arguments: object) -> Any:
+def decoded(arguments: object) -> JsonValue:
     """The object in a JSON text; the text itself if it holds none."""
     if not isinstance(arguments, str):
         return arguments
@@ -173,7 +173,7 @@ def _encoded(value: object) -> Any:
     )
 
 
-def _with_texts(arguments: object) -> Any:
+def _with_texts(arguments: object) -> object:
     """Arguments with JSON text for each value that is no text."""
     given = decoded(arguments)
     if not isinstance(given, Mapping):

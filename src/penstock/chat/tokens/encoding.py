@@ -22,7 +22,7 @@ pass of the tokenizers package (2 to 5 MB/s), about four with forged text.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import pyarrow as pa
@@ -220,7 +220,7 @@ def _encode(encoder: Tokenizer, data: Bytes, stretches: IntArray) -> Ragged:
     )
 
 
-def _as_arrow(data: Bytes, stretches: IntArray) -> Any:
+def _as_arrow(data: Bytes, stretches: IntArray) -> object:
     """The stretches as an Arrow array of strings."""
     begins, ends = np.ascontiguousarray(stretches[:, 0]), np.ascontiguousarray(stretches[:, 1])
     offsets = np.zeros(len(stretches) + 1, np.int64)

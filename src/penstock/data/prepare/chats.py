@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from penstock.chat import ChatEncoder, Conversation, EncodedChat, detect_layout
+from penstock.chat import ChatEncoder, Conversation, EncodedChat
 from penstock.chat.records.answers import answers_layout, read_answers
 from penstock.chat.records.cleaning import Counts, clean, fit
 from penstock.chat.records.images import place_images
-from penstock.chat.records.layouts import read_record
+from penstock.chat.records.layouts import read_detected
 from penstock.chat.render.forms import normalise
 from penstock.core.errors import ConfigError, ConversationError, RecordError, TokenizerError
 from penstock.core.json_values import JsonObject
@@ -158,8 +158,7 @@ def _read(
         if chat.keeps_answers:
             _read_answers(record, value, chat, load, needs_key=needs_key)
             return
-        record.layout = detect_layout(value, chat.layout, record.origin)
-        read = read_record(value, chat.layout, record.origin)
+        record.layout, read = read_detected(value, chat.layout, record.origin)
         found = read if isinstance(read, list) else [read]
         if load is not None:
             found = [

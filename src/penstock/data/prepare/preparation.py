@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Literal, Unpack
 
 from penstock.chat import Template
 from penstock.core.folders import is_url, local_path, normal_url
@@ -35,9 +35,10 @@ from penstock.data.prepare.input import (
     refuse_changes,
     refuse_output,
 )
-from penstock.data.prepare.options import PrepareOptions, merge_options
+from penstock.data.prepare.options import merge_options
 from penstock.data.prepare.part import COPIES, Workshop
 from penstock.data.prepare.part_record import WORK
+from penstock.data.prepare.prepare_keywords import PrepareOptions
 from penstock.data.prepare.prepared import PreparedDataset
 from penstock.data.prepare.probe import say
 from penstock.data.prepare.recipe import ChatRecipe, TextRecipe
@@ -64,7 +65,7 @@ def prepare(
     settings: PrepareSettings | None = None,
     transform: str | Transform | None = None,
     processes: int | None = None,
-    executor: str = "processes",
+    executor: Literal["processes", "ray"] = "processes",
     overwrite: bool = False,
     progress: bool = True,
     verbose: bool = False,
@@ -87,7 +88,8 @@ def prepare(
     Args:
         source: Paths, folders, globs, URLs, one or several; an iterator of texts or of dicts; a
             `datasets.Dataset`, or a table of Arrow, polars or pandas.
-        tokenizer: A tokenizer, or its path.
+        tokenizer: A tokenizer; or a tokenizer.json, .model or .tiktoken, a folder, or a name on the
+            hub.
         output: Folder for the result: new, empty, or with an earlier run of this preparation. With
             a validation share, the datasets are its folders `train` and `validation`. A URL
             (`s3://bucket/web`): shards go there from where they are made, the rest of the result at
@@ -95,8 +97,8 @@ def prepare(
         template: Records are conversations, and this chat template renders them: a .jinja file, a
             folder with a tokenizer, the text of a template, or "auto", the tokenizer's own.
         settings: Settings that determine the result; its fields can also be given as keywords.
-        transform: Function, or `"module:function"`, that changes records (dicts) or drops them
-            (None).
+        transform: Function, or `module:function`, that takes a record (a dict) and returns it
+            changed, or None to drop it.
         processes: Parts at once; None: one per core, fewer for a few megabytes.
         executor: `processes` of this machine, or `ray`: the cluster of RAY_ADDRESS or of
             `ray.init`, otherwise a new one on this machine; nodes that do not see the output send

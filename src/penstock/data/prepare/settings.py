@@ -15,7 +15,7 @@ from penstock.data.prepare.chat_settings import ChatSettings, day_of
 from penstock.data.reports.report import SPLITS
 from penstock.data.shards.format.layout import Column
 from penstock.data.sources import Fields, OnDamage
-from penstock.data.sources.formats import FORMATS, check_delimiter
+from penstock.data.sources.formats import FORMATS, Format, check_delimiter
 from penstock.data.sources.records import stop_at_damage
 from penstock.tokenizers import Tokenizer
 
@@ -37,11 +37,11 @@ class PrepareSettings:
     fields: Fields = field(default_factory=Fields)
     """Which fields of a record are read."""
 
-    format: str | None = None
-    """Raw format; None goes by the file names and first bytes."""
+    format: Format | None = None
+    """Raw format; None: by the file names and the first bytes."""
 
     separator: str | None = None
-    """Plain text: the text between documents; None: each file is one document."""
+    r"""Plain text: the text between documents, such as `\n\n`; None: each file is one document."""
 
     delimiter: str | None = None
     """CSV and TSV: the character between cells; None: a tab in TSV, else a comma."""
@@ -88,7 +88,7 @@ class PrepareSettings:
     """
 
     token_columns: Sequence[str] = ()
-    """Fields that become columns, a number for each token. Texts: among `fields.columns`, of type
+    """Fields that become columns, a number for each token. Texts: among `columns`, of type
     int64, float64 (the same for all tokens) or ranges (by character; 0 elsewhere). Chats: a number,
     or a list of one for each message. A record without the field has 0.
     """

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
@@ -48,6 +48,9 @@ from penstock.data.stores.files import check_regular, checksum, map_numbers, rea
 from penstock.media.processor import Processor, load_processor
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
+
+if TYPE_CHECKING:
+    import datasets
 
 Result = TypeVar("Result")
 
@@ -286,7 +289,9 @@ class Dataset:
         location = self.address.full if self.address else str(self.path.resolve())
         return reports.PrepareReport.of_dataset(location, self.fingerprint)
 
-    def to_datasets(self, targets: TargetColumn = "assistant_masks", *, verify: bool = True) -> Any:
+    def to_datasets(
+        self, targets: TargetColumn = "assistant_masks", *, verify: bool = True
+    ) -> "datasets.Dataset":
         """This dataset as a `datasets.Dataset` of Hugging Face: a row for each document, its ids in
         `input_ids`.
 

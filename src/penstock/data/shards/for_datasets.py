@@ -8,7 +8,7 @@ dataset is made (a pass at the speed of the disk).
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,9 @@ from penstock.data.shards.tables.corpus import Corpus
 from penstock.data.shards.tables.document import loss_weights_at
 from penstock.data.shards.tables.mappings import MappedShards
 
+if TYPE_CHECKING:
+    from datasets import Dataset as TheirDataset
+
 IGNORE = -100
 TargetColumn = Literal["assistant_masks", "labels", "loss_weights"]
 """`assistant_masks`: 1 for tokens that are trained, uint8; only in data with loss weights.
@@ -32,7 +35,7 @@ TARGET_COLUMNS: tuple[str, ...] = ("assistant_masks", "labels", "loss_weights")
 _TYPES = {"assistant_masks": pa.uint8(), "labels": pa.int32(), "loss_weights": pa.float32()}
 
 
-def to_datasets(dataset: Corpus, targets: TargetColumn, *, verify: bool) -> Any:
+def to_datasets(dataset: Corpus, targets: TargetColumn, *, verify: bool) -> "TheirDataset":
     """See `Dataset.to_datasets`."""
     try:
         import datasets

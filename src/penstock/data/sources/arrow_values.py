@@ -93,7 +93,7 @@ def _needs_work(field: pa.Field) -> bool:
     )
 
 
-def _values(field: pa.Field, array: pa.Array) -> list[Any]:
+def _values(field: pa.Field, array: pa.Array) -> list[object]:
     """The values of an array whose type may hold JSON or maps."""
     if is_json(field):
         texts = array.storage if isinstance(array, pa.ExtensionArray) else array
@@ -112,7 +112,7 @@ def _values(field: pa.Field, array: pa.Array) -> list[Any]:
     return _lists(kind.value_field, array)
 
 
-def _objects(kind: pa.StructType, array: pa.StructArray) -> list[Any]:
+def _objects(kind: pa.StructType, array: pa.StructArray) -> list[object]:
     fields = [kind.field(number) for number in range(kind.num_fields)]
     # A struct array may be a slice, and its own nulls are not those of its fields: flatten() heeds
     # both.
@@ -146,7 +146,7 @@ def _maps(kind: pa.MapType, array: pa.MapArray) -> list[Any]:
     return found
 
 
-def _lists(field: pa.Field, array: pa.Array) -> list[Any]:
+def _lists(field: pa.Field, array: pa.Array) -> list[object]:
     # By offsets: pyarrow's flatten() and slices by value fail on lists of JSON with nulls.
     kind, size = array.type, len(array)
     if pa.types.is_fixed_size_list(kind):
@@ -167,12 +167,12 @@ def _lists(field: pa.Field, array: pa.Array) -> list[Any]:
     return [items[begin - first : end - first] if valid else None for valid, begin, end in pairs]
 
 
-def _decode(text: str) -> Any:
+def _decode(text: str) -> object:
     value = json.loads(text)
     return with_own_nulls(value) if "null" in text else value
 
 
-def with_own_nulls(value: object) -> Any:
+def with_own_nulls(value: object) -> object:
     """A decoded value whose objects with nulls say that these are their own."""
     if isinstance(value, dict):
         return _noted({key: with_own_nulls(item) for key, item in value.items()})

@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from penstock.core.json_values import JsonObject
 from penstock.data.sources.checks import MAX_LINE_BYTES, not_utf8
@@ -86,7 +85,7 @@ def typed_row(value: dict[str, str], fields: Fields) -> JsonObject:
     return row
 
 
-def _typed(cell: str, kind: str) -> Any:
+def _typed(cell: str, kind: str) -> object:
     if kind == "string":
         return cell
     if not cell:

@@ -21,6 +21,7 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.core.arrays import Array
 from penstock.core.compiled import address_of
 from penstock.core.errors import RecordError
 from penstock.data.sources import _csv_kernels as k
@@ -234,7 +235,7 @@ def read_header(file: SourceFile, delimiter: str) -> Header:
     raise RecordError(f"{file.path}: is empty; {_EXPECTED}")
 
 
-def _is_end(data: bytes, ends: Any) -> bool:
+def _is_end(data: bytes, ends: Array) -> bool:
     return len(data) == (int(ends[-1]) if len(ends) else 0)
 
 
@@ -311,7 +312,7 @@ def _require_columns(header: Header, fields: Fields, path: str, delimiter: str) 
 def place_records(
     parts: Sequence[object],
     apply: Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]] = map,
-) -> list[Any]:
+) -> list[object]:
     """Give ranges of CSV files the places of their first records, at the cost of one scan of each
     file.
 

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Literal, get_args
 
 from penstock.core.errors import ConfigError
 from penstock.core.urls import shown_url
@@ -44,7 +45,8 @@ EXTENSIONS = {
 }
 """File name extension → format; `format=` overrides it."""
 
-FORMATS = ("jsonl", "parquet", "text", "csv", "tsv", "arrow", "webdataset", "imagefolder")
+Format = Literal["jsonl", "parquet", "text", "csv", "tsv", "arrow", "webdataset", "imagefolder"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 _LINES = ("jsonl", "text", "csv", "tsv")
 """Formats of text, which may be compressed."""

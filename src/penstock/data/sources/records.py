@@ -86,7 +86,7 @@ class Fields:
     """Which fields of a record are read; a dot selects a field of an object: `"document.body"`."""
 
     text: str = "text"
-    """Field that holds the text."""
+    """Field that holds the text; a dot enters nested objects (a.b)."""
 
     weights: str | None = None
     """Field that holds loss-weight ranges, a list of `{begin, end, weight}`: half-open ranges of

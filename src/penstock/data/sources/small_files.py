@@ -113,11 +113,11 @@ def join_small(parts: Iterable[Any], sizes: Sequence[int], part_bytes: int) -> I
         yield _as_part(group)
 
 
-def _file_of(part: object) -> Any:
+def _file_of(part: object) -> object:
     return part.file if isinstance(part, FilePart) else id(part)
 
 
-def _as_part(group: Sequence[object]) -> Any:
+def _as_part(group: Sequence[object]) -> object:
     return group[0] if len(group) == 1 else SmallFiles(tuple(group))
 
 

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -25,6 +25,7 @@ from penstock.core.arrays import Array
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError, OutputError, PenstockError
 from penstock.core.folders import local_path
+from penstock.core.json_values import JsonValue
 from penstock.core.system import explain_cut_files, handlers, limit_cure, mapped, too_many_files
 from penstock.data.stores._kernels import bytes_checksum
 
@@ -74,7 +75,7 @@ class Mapping:
         mapped.add(self)
 
     @property
-    def __array_interface__(self) -> dict[str, Any]:
+    def __array_interface__(self) -> dict[str, object]:
         return {
             "version": 3,
             "typestr": "|u1",
@@ -273,7 +274,7 @@ def release_pages(path: Path) -> None:
             os.close(handle)
 
 
-def read_json(path: Path, cure: str = "copy it again, or prepare again") -> Any:
+def read_json(path: Path, cure: str = "copy it again, or prepare again") -> JsonValue:
     """The value of a JSON file that must be a regular file.
 
     Args:

@@ -18,7 +18,6 @@ tokens is exact to float32's rounding. All other arrays, and float32 log-probabi
 back bit for bit as a float32 teacher returned them.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -31,6 +30,7 @@ from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.core.folders import local_path
 from penstock.core.formats import TEACHER_CACHE
+from penstock.core.json_files import seal_of
 from penstock.core.json_records import record_of
 from penstock.core.json_values import JsonObject
 from penstock.data.stores.files import check_size, checksum, map_numbers, read_json
@@ -188,7 +188,7 @@ class CacheManifest:
     def to_json(self) -> JsonObject:
         """The JSON that is written, sealed by a hash of its contents."""
         value = {**TEACHER_CACHE.fields(), **json.loads(json.dumps(asdict(self)))}
-        return {**value, "seal": _seal(value)}
+        return {**value, "seal": seal_of(value)}
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -219,7 +219,7 @@ class CacheManifest:
     def _from_json(cls, folder: Path, value: object) -> Self:
         value = value if isinstance(value, dict) else {}
         TEACHER_CACHE.check(value, folder / MANIFEST, cure="make the cache again")
-        if value.pop("seal", None) != _seal(value):
+        if value.pop("seal", None) != seal_of(value):
             raise ValueError("it was changed after it was written")
         del value["format"], value["version"]
         found = record_of(cls, value)
@@ -271,7 +271,3 @@ def part_name(number: int) -> str:
 def piece_name(names: Sequence[str], source: int, document: int, begin: int, tokens: int) -> str:
     """A piece, for messages."""
     return f"document {document} of {names[source]} (tokens {begin} to {begin + tokens})"
-
-
-def _seal(value: dict[str, object]) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -19,7 +19,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from penstock.core.arrays import Int64
+from penstock.core.arrays import Array, Int64
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.data.shards import Corpus, Document
 from penstock.data.shards.opening import open_dataset
@@ -236,7 +236,7 @@ def _control_ids(tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(tokenizer.special_tokens.values())
 
 
-def _end_of_words(ids: Any, begin: int, end: int, control: frozenset[int]) -> int:
+def _end_of_words(ids: Array, begin: int, end: int, control: frozenset[int]) -> int:
     """Where a turn's closing control tokens begin."""
     while end > begin and int(ids[end - 1]) in control:
         end -= 1

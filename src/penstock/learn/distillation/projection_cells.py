@@ -10,11 +10,11 @@ sorts of the cells.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
-from penstock.core.arrays import Bool, Bytes, Float32, Float64, Int32, Int64
+from penstock.core.arrays import Array, Bool, Bytes, Float32, Float64, Int32, Int64
 from penstock.core.errors import ConfigError
 from penstock.core.ragged import Ragged
 from penstock.core.terminal import Progress
@@ -47,7 +47,7 @@ class Cells:
     columns: IntArray
     weights: FloatArray
 
-    def _taken(self, places: Any) -> "Cells":
+    def _taken(self, places: Array) -> "Cells":
         return Cells(
             rows=self.rows[places], columns=self.columns[places], weights=self.weights[places]
         )

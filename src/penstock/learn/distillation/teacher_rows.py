@@ -23,7 +23,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from penstock.core.arrays import Float32, Int32, Int64, Records
+from penstock.core.arrays import Array, Float32, Int32, Int64, Records
 from penstock.core.errors import ConfigError, ConversationError, TokenizerError
 from penstock.learn.distillation.companions import CompanionDocuments, align_chats, check_chat
 from penstock.plan.inputs import IGNORE, pack_documents
@@ -289,7 +289,7 @@ class Reader:
         return bool(tokenizer.begin_ids)
 
     def _cut(
-        self, ids: Any, student_bounds: Any, teacher_bounds: Any, wanted: bool | None
+        self, ids: Array, student_bounds: Array, teacher_bounds: Array, wanted: bool | None
     ) -> Reading:
         """Add or remove BOS as `wanted`, and cut at the teacher's context."""
         bos, limit = self.teacher.tokenizer.bos_id, self.teacher.max_tokens

@@ -38,7 +38,7 @@ class BitsPerByte:
             )
         if settings.chat:
             raise ConfigError(
-                "task bits_per_byte: it scores plain text, not chats; set chat to false (--plain)"
+                "task bits_per_byte: it scores plain text, not chats; set chat to false"
             )
         self.settings = settings
         try:

@@ -126,8 +126,7 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         template = self.subject.template
         if template is None:
             raise ConfigError(
-                "the model has no chat template; set chat to false (--plain) to run the task "
-                "as plain text"
+                "the model has no chat template; set chat to false to run the task as plain text"
             )
         if add_generation_prompt:
             return template.render_plain(chat_history, add_generation_prompt=True)

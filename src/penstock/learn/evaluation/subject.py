@@ -238,8 +238,7 @@ class Subject:
         """
         if self.template is None:
             raise ConfigError(
-                "the model has no chat template; set chat to false (--plain) to run the task "
-                "as plain text"
+                "the model has no chat template; set chat to false to run the task as plain text"
             )
         return list(
             encode_chat([dict(message) for message in messages], self.template, self.tokenizer)

@@ -7,7 +7,7 @@ client names them.
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation
 from penstock.chat.records.images import place_images
@@ -109,7 +109,7 @@ class ImageReader:
         )
         return load_frames(frames, "", self.settings, self.processor)
 
-    def _allowed(self, value: object) -> Any:
+    def _allowed(self, value: object) -> object:
         """What may be read: the value itself, or its bytes, or its path."""
         if self._folder == "":
             return value

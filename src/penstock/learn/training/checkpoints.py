@@ -39,7 +39,7 @@ from penstock.core.errors import CorruptionError, FormatError, OutputError
 from penstock.core.formats import CHECKPOINT
 from penstock.core.json_values import JsonObject
 from penstock.core.terminal import visible
-from penstock.data.stores.files import usual_mode
+from penstock.data.stores.files import sync, usual_mode
 from penstock.learn.training.processes import in_step, is_first
 
 if TYPE_CHECKING:
@@ -106,17 +106,17 @@ def finish(partial: Path, target: Path, facts: dict[str, object]) -> None:
                 "bytes": path.stat().st_size,
                 "sha256": digest(path),
             }
-        _sync(path)
+        sync(path)
     manifest = partial / MANIFEST
     manifest.write_text(json.dumps({**facts, "files": files}, indent=1) + "\n", encoding="utf-8")
-    _sync(manifest)
-    _sync(partial)
+    sync(manifest)
+    sync(partial)
     old = target.with_name(target.name + OLD)
     if target.exists():
         remove(old)
         os.rename(target, old)
     os.rename(partial, target)
-    _sync(target.parent)
+    sync(target.parent)
     remove(old)
 
 
@@ -169,14 +169,6 @@ def digest(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 _NAME = re.compile(r"step-(\d{8,})(\.old)?")

@@ -1,119 +1,33 @@
-"""Setup and checks before the first step: threads, determinism, and whether settings, data and
-model fit together.
+"""Checks before the first step: whether settings, data and model fit together.
 
-The checks write nothing. Each covers all sources, whatever their shares are at the first step: a
-source with a share only from step 10,000 on is refused now. `penstock train` and its `--dry-run`
-run the same checks.
+They write nothing. Each covers all sources, whatever their shares are at the first step: a source
+with a share only from step 10,000 on is refused now. `penstock train` and its `--dry-run` run the
+same checks.
 """
 
-import os
-import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from penstock.core.errors import ConfigError, MissingExtraError
-from penstock.core.json_values import JsonObject
 from penstock.learn.training.settings import TrainSettings
 from penstock.learn.training.tensor_logs import check_patterns
-from penstock.models import LanguageModel, ModelSettings
+from penstock.models import LanguageModel
 from penstock.models.isolation.lengths import asks_for_router_loss
-from penstock.models.language_model import require_packed_rows
 from penstock.models.ours.micro_sequences import check_cuts
 from penstock.models.ours.transformer import Transformer
-from penstock.models.own_model import OwnModel
 from penstock.plan.inputs import IGNORE
 from penstock.plan.inputs.model_input import ModelInput
-from penstock.plan.loader import PlanSettings
 from penstock.plan.loader.loader import Loader
 
 if TYPE_CHECKING:
     from penstock.learn.distillation.distiller import Distiller
     from penstock.learn.training.own import LossOfOwn
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BitSettings:
-    """The settings that must not change for a resumed run to give the same bits; saved in each
-    checkpoint.
-    """
-
-    torch: str
-    numpy: str
-    machine: str
-    """CPU architecture, or name of the GPU."""
-    threads: int
-    ranks: int
-    context_parallel: int
-    compile: bool
-    deterministic: bool
-    shard: bool
-    micro_sequences: int
-    rows_per_pass: int
-    attention: str
-    recurrent: str
-    dtype: str
-    fused: bool | None
-
-    def differences(self, other: "JsonObject") -> list[str]:
-        """Readable differences from the settings of a checkpoint: "threads: 2 now, 4 then"."""
-        other = {"context_parallel": 1, **other}
-        mine = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        # Checkpoints from before there was a choice.
-        then = {"recurrent": "torch", **other}
-        return [
-            f"{name}: {mine[name]} now, {then.get(name)} then"
-            for name in mine
-            if mine[name] != then.get(name)
-        ]
-
-
-def prepare_torch(settings: TrainSettings) -> None:
-    """Set the number of threads and determinism of this process; call it before the first
-    operation.
-    """
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    if settings.deterministic:
-        # cuBLAS is deterministic only with a fixed workspace.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(settings.deterministic)
-
-
-def bit_settings(
-    settings: TrainSettings,
-    device: torch.device,
-    ranks: int,
-    rows_per_pass: int,
-    dtype: str,
-    fused: bool | None,
-) -> BitSettings:
-    """The `BitSettings` of this run; `rows_per_pass` as it was chosen."""
-    return BitSettings(
-        torch=torch.__version__,
-        numpy=np.__version__,
-        machine=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        threads=torch.get_num_threads(),
-        ranks=ranks,
-        context_parallel=settings.context_parallel,
-        compile=settings.compile,
-        deterministic=settings.deterministic,
-        shard=settings.shard,
-        micro_sequences=settings.micro_sequences,
-        rows_per_pass=rows_per_pass,
-        attention=settings.attention,
-        recurrent=" ".join(settings.recurrent_backends),
-        dtype=dtype,
-        fused=fused,
-    )
-
 
 _TRIAL = 4
 """Tokens of each document in the row on which attention is tried."""
@@ -131,53 +45,6 @@ def check_writers(settings: TrainSettings) -> None:
     ):
         if wanted and name not in sys.modules and find_spec(name) is None:
             raise MissingExtraError(name, name)
-
-
-def check_memory(
-    model: ModelSettings | str,
-    vocab_size: int,
-    training: TrainSettings,
-    plan: PlanSettings,
-    *,
-    device: torch.device,
-    ranks: int,
-) -> None:
-    """Refuse a model, or the rows of a step, that cannot fit into all memory of the machine.
-    Allocates nothing.
-
-    Raises:
-        ConfigError: It does not fit.
-    """
-    here = _memory(torch.device("cpu"))
-    distances = 1
-    if isinstance(model, ModelSettings):
-        distances = model.prediction_heads
-        count = model.with_vocabulary(vocab_size).num_parameters()
-        # Only weights with LoRA or with sharding; otherwise also gradients and the optimizer's
-        # state.
-        needed = count * (4 if training.lora is not None or training.shard else 16)
-        _compare(
-            "model",
-            f"{count:,} parameters",
-            needed,
-            _memory(device),
-            "make layers or width smaller",
-        )
-    slots = -(-plan.ramp.largest // ranks) * plan.sequence_length
-    _compare(
-        "data.loader",
-        f"a step of {plan.ramp.largest:,} rows of {plan.sequence_length:,} slots",
-        slots * (12 + 8 * distances),
-        here,
-        "lower rows_per_step or sequence_length",
-    )
-
-
-def _compare(where: str, what: str, needed: int, there: int, cure: str) -> None:
-    if needed > there:
-        raise ConfigError(
-            f"{where}: {what} need {needed / 1e9:,.1f} GB, and there are {there / 1e9:,.1f}; {cure}"
-        )
 
 
 def check_fit(
@@ -367,76 +234,3 @@ def _check_distillation(
 def _module(model: LanguageModel) -> torch.nn.Module:
     assert isinstance(model, torch.nn.Module)
     return model
-
-
-SLOTS_CPU, SLOTS_GPU = 2048, 16384
-"""Slots of a pass from which on a larger one is hardly faster: on the CPU by `bench_training.py`
-(1.15 times the speed of passes of 256 slots at 1.3 million parameters, 1.07 at 10 million); on a
-GPU a usual choice, not measured.
-"""
-MEMORY_SHARE = 0.25
-"""Share of the device's memory that the activations of joined rows may need, as `_bytes_per_slot`
-estimates them.
-"""
-
-
-def rows_per_pass(
-    model: LanguageModel, loader: Loader, settings: TrainSettings, *, taught: bool
-) -> int:
-    """Rows that the model processes in one pass: those of the settings, or a choice by row length,
-    model and device.
-
-    The choice is one row with teachers, micro-sequences, or a model or loss of the user's own,
-    which may count on it; and where joined rows would cost more: with attention over all pairs of
-    slots.
-
-    Args:
-        model: The model.
-        loader: This rank's loader.
-        settings: How to train.
-        taught: Whether there are teachers.
-
-    Raises:
-        IsolationError: The settings ask for several, and the model would let documents of a row see
-            each other.
-    """
-    ramp, ranks = loader.settings.ramp, loader.data_parallel.size
-    slots, rows = loader.settings.sequence_length, ramp.largest // ranks
-    asked = settings.rows_per_pass
-    if asked is not None:
-        count = min(asked, rows)
-        if count > 1:
-            require_packed_rows(model, count * slots, slots)
-        return count
-    own = isinstance(model, OwnModel) or settings.loss is not None
-    pairs = settings.attention == "dense" or not model.divisible_rows
-    if own or pairs or taught or settings.micro_sequences > 1:
-        return 1
-    on_cpu = model.device.type == "cpu"
-    room = MEMORY_SHARE * _memory(model.device) // _bytes_per_slot(model)
-    most = max(
-        1, min(SLOTS_CPU if on_cpu else SLOTS_GPU, int(room)) * settings.context_parallel // slots
-    )
-    # Passes of about the same size; a compiled model must see only one.
-    count = -(-rows // -(-rows // most))
-    while settings.compile and ramp.divisor // ranks % count:
-        count -= 1
-    return count if count == 1 or model.packing(count * slots).longest >= slots else 1
-
-
-def _bytes_per_slot(model: LanguageModel) -> int:
-    """What a pass keeps of each slot for the backward pass, about: the inputs and outputs of all
-    linear layers.
-    """
-    layers: list[Any] = [
-        module for module in _module(model).modules() if hasattr(module, "in_features")
-    ]
-    sizes: int = sum(layer.in_features + layer.out_features for layer in layers)
-    return max(1, sizes * model.compute_dtype.itemsize)
-
-
-def _memory(device: torch.device) -> int:
-    """All memory of a device, in bytes: what is free changes from run to run."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -6,14 +6,12 @@ text nodes. The page's content security policy allows only its own style and scr
 hashes, and no fetches.
 """
 
-import base64
-import hashlib
 import json
 import re
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 
+from penstock.core.page_assets import asset, inline_hash
 from penstock.learn.training.curves import COLOURS, Curve, Panel, View, lost_note
 
 LIBRARY = "uPlot.iife.min.js"
@@ -23,17 +21,19 @@ def page(panels: Sequence[Panel], view: View) -> str:
     """The HTML page."""
     names = sorted({curve.number: curve.run for panel in panels for curve in panel.curves}.items())
     style, library, script = (
-        _asset("uPlot.min.css") + _asset("curves.css"),
-        _asset(LIBRARY),
-        _asset("curves.js"),
+        asset(__package__, "uPlot.min.css") + asset(__package__, "curves.css"),
+        asset(__package__, LIBRARY),
+        asset(__package__, "curves.js"),
     )
-    scripts = f"script-src '{_hash(library)}' '{_hash(script)}'"
+    scripts = f"script-src '{inline_hash(library)}' '{inline_hash(script)}'"
     legend = (
         f'<li class="{style_of(number)}" data-run="{number}"><b></b>{escape(name)}</li>'
         for number, name in names
     )
     content = {
-        "policy": f"default-src 'none'; style-src '{_hash(style)}'; {scripts}; base-uri 'none'",
+        "policy": (
+            f"default-src 'none'; style-src '{inline_hash(style)}'; {scripts}; base-uri 'none'"
+        ),
         "title": escape(", ".join(name for _, name in names)),
         "style": style,
         "library": library,
@@ -50,7 +50,9 @@ def page(panels: Sequence[Panel], view: View) -> str:
         ),
     }
     # One pass, so that a placeholder inside a name stays unchanged.
-    found = re.sub(r"\{\{(\w+)\}\}", lambda name: content[name[1]], _asset("curves.html"))
+    found = re.sub(
+        r"\{\{(\w+)\}\}", lambda name: content[name[1]], asset(__package__, "curves.html")
+    )
     return found.encode("utf-8", "backslashreplace").decode()
 
 
@@ -104,12 +106,3 @@ def _plain(value: float) -> float:
 def _rounded(values: Sequence[float]) -> list[float]:
     """Seven digits: more than a screen shows."""
     return [_plain(float(f"{value:.7g}")) for value in values]
-
-
-def _asset(name: str) -> str:
-    return files("penstock.learn.training").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    """Hash of inline text in the form of a content security policy."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

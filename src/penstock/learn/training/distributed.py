@@ -14,7 +14,7 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -238,7 +238,14 @@ def _sum_bucket(gradients: Sequence[Tensor]) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-def shard(model: Any, ranks: Ranks) -> None:
+@runtime_checkable
+class InBlocks(Protocol):
+    """A model that is sharded or compiled block by block."""
+
+    blocks: nn.ModuleList
+
+
+def shard(model: nn.Module, ranks: Ranks) -> None:
     """Shard a model in place, block by block; call it when all ranks have the same weights.
 
     Gradients are summed over ranks, not averaged, because each rank's loss is divided by the whole
@@ -251,8 +258,7 @@ def shard(model: Any, ranks: Ranks) -> None:
         raise ConfigError(
             "training.shard needs several processes; start them with torchrun, or set it to false"
         )
-    blocks = getattr(model, "blocks", None)
-    if blocks is None:
+    if not isinstance(model, InBlocks):
         raise ConfigError(
             "training.shard: this model has no `blocks` to shard by; train it without shard"
         )
@@ -264,10 +270,10 @@ def shard(model: Any, ranks: Ranks) -> None:
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(ranks.device.type, (ranks.place.size,))
-    for block in blocks:
+    for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    for module in (model, *blocks):
+    for module in (model, *model.blocks):
         module.set_gradient_divide_factor(1.0)
         # Otherwise the factor becomes a scaled sum, which gloo does not support.
         module.set_force_sum_reduction_for_comms(True)

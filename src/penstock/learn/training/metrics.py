@@ -223,5 +223,5 @@ def _record(line: str) -> JsonObject | None:
     return record if isinstance(step, int) and not isinstance(step, bool) else None
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value

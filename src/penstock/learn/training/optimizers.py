@@ -66,6 +66,7 @@ class Optimizers:
         rest = vectors if settings.decay_embeddings else vectors + embeddings
         factors = _factors(self._names, settings.learning_rate_factors)
         self.members: list[torch.optim.Optimizer] = []
+        self.fused: bool | None = None
         if settings.kind == "muon":
             self.members += _muon(_by_factor(matrices, factors, settings.weight_decay), settings)
         else:

@@ -13,6 +13,7 @@ from penstock.learn.training.distributed import share_out
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.run_folder import MODEL
 from penstock.models import LanguageModel
+from penstock.models.ours.transformer import Transformer
 from penstock.models.own_model import OwnModel
 from penstock.models.saving import load_model, own_weights
 
@@ -26,7 +27,6 @@ def matching_weights(checkpoint: Checkpoint, model: LanguageModel, cure: str) ->
     Raises:
         StateError: One has not, or a setting differs that shapes do not show; ends with `cure`.
     """
-    module = model
     unseen: list[tuple[str, Any, Any]] = []
     if isinstance(model, OwnModel):
         # The user's module defines the computation; the folder holds only weights.
@@ -34,7 +34,7 @@ def matching_weights(checkpoint: Checkpoint, model: LanguageModel, cure: str) ->
     else:
         saved = load_model(checkpoint.part(MODEL), device="cpu")
         weights, unseen = saved.state_dict(), _unseen_by_weights(saved, model)
-    present = module.state_dict()
+    present = model.state_dict()
     shapes = [
         (
             f"weight {name}",
@@ -55,7 +55,7 @@ def _unseen_by_weights(saved: LanguageModel, model: LanguageModel) -> list[tuple
     """Settings that change what a model computes but not the shapes of its weights: (setting,
     saved, present).
     """
-    settings = [getattr(one, "settings", None) for one in (saved, model)]
+    settings = [one.settings if isinstance(one, Transformer) else None for one in (saved, model)]
     found = []
     for name in ("heads", "rope_theta", "norm_eps", "sliding_window"):
         then, now = (getattr(one, name, None) for one in settings)
@@ -73,8 +73,7 @@ def take_weights(checkpoint: Checkpoint, model: LanguageModel) -> None:
         "give the model as that run had it; or begin with model: from:RUN, which merges LoRA "
         "and fits new tokens, and leave weights out of continue_from.take"
     )
-    module = model
-    module.load_state_dict(matching_weights(checkpoint, model, cure))
+    model.load_state_dict(matching_weights(checkpoint, model, cure))
 
 
 def take_optimizer(

@@ -27,7 +27,7 @@ from typing import Any, Self
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.core.folders import hub_copy, may_be_of_hub
 from penstock.core.json_files import parse_json
-from penstock.core.json_values import JsonObject
+from penstock.core.json_values import JsonObject, JsonValue
 from penstock.core.yaml_files import parse_yaml, read_yaml
 from penstock.data.shards import ChatInfo
 from penstock.data.shards.format.images import MEDIA, PROCESSOR_FOLDER, MediaInfo
@@ -330,7 +330,7 @@ def change_run(path: Path, now: str, say: Callable[[str], None]) -> None:
             ) from error
 
 
-def _read_run_file(path: Path) -> Any:
+def _read_run_file(path: Path) -> JsonValue:
     """The parsed run file of a run.
 
     Raises:

@@ -27,9 +27,9 @@ from penstock.learn.training.checkpoints import (
     read_manifest,
     save_checkpoint,
 )
-from penstock.learn.training.checks import BitSettings
 from penstock.learn.training.continued import CONTINUED, Continued
 from penstock.learn.training.continuing import checkpoint_of
+from penstock.learn.training.determinism import BitSettings
 from penstock.learn.training.distributed import Ranks, load_whole_weights, share_out, whole_weights
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.own import OwnState

@@ -157,7 +157,7 @@ def _names(model: nn.Module) -> list[str]:
     return parameters + gradients + [f"out.{name}" for name, _ in model.named_modules() if name]
 
 
-def _keeper(seen: dict[str, Tensor], name: str) -> Any:
+def _keeper(seen: dict[str, Tensor], name: str) -> object:
     """A hook that keeps the first tensor of a module's first output."""
 
     def keep(module: nn.Module, inputs: object, output: Any) -> None:

@@ -28,9 +28,11 @@ from penstock.core.errors import ConfigError, PenstockError, StateError
 from penstock.core.json_values import JsonObject
 from penstock.core.randomness import key_for
 from penstock.learn.training.agreement import bits_notices, contents
-from penstock.learn.training.checks import bit_settings, check_fit, rows_per_pass, trial_row
+from penstock.learn.training.checks import check_fit, trial_row
 from penstock.learn.training.continued import Continued
+from penstock.learn.training.determinism import bit_settings
 from penstock.learn.training.distributed import (
+    InBlocks,
     Ranks,
     shard,
     sharded_again,
@@ -39,6 +41,7 @@ from penstock.learn.training.distributed import (
 from penstock.learn.training.evaluators import Evaluator, evaluate, scheduled
 from penstock.learn.training.held_out_preference import HeldOutPreference
 from penstock.learn.training.loss_groups import LossGroups, LossSums, inner_of, means
+from penstock.learn.training.memory import rows_per_pass
 from penstock.learn.training.metrics import METRICS, read_metrics
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.own import LossOfOwn, OwnState, load_on_step
@@ -132,7 +135,7 @@ class Trainer:
             check_values(contents(model, distiller, self._paths, evaluators))
         base = fixed_base(model)
         if settings.shard:
-            shard(model, ranks)
+            shard(module_of(model), ranks)
         if settings.compile:
             _compile(model)
         self._own_loss = None if settings.loss is None else LossOfOwn(settings.loss)
@@ -154,7 +157,7 @@ class Trainer:
             ranks.place.size,
             self.rows_per_pass,
             str(model.compute_dtype),
-            getattr(optimizers, "fused", None),
+            optimizers.fused,
         )
         self.state = RunState(
             folder=run,
@@ -440,10 +443,9 @@ def _compile(model: LanguageModel) -> None:
     for each number. How many tokens an expert gets differs too much to be foreseen: experts stay as
     they are.
     """
-    blocks = getattr(model, "blocks", None)
-    if blocks is None:
+    if not isinstance(model, InBlocks):
         raise ConfigError("training.compile: this model has no `blocks`; train it without compile")
-    for block in blocks:
+    for block in model.blocks:
         for module in block.modules():
             if isinstance(module, Experts):
                 module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]

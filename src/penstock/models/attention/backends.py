@@ -88,7 +88,7 @@ def _prepare_dense(rule: AttentionRule, device: torch.device, dtype: torch.dtype
 DENSE = Backend(name="dense", refusal=lambda rule, device, dtype: None, prepare=_prepare_dense)
 
 
-def causal_settings(function: Callable[..., object]) -> dict[str, Any]:
+def causal_settings(function: Callable[..., object]) -> dict[str, object]:
     """The keyword arguments for causal attention in this version of `varlen_attn`.
 
     Raises:

@@ -103,7 +103,7 @@ class _Gather(torch.autograd.Function):
         return everyone[order]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         order, [gradient] = ctx.order, gradients
         # Ranks add up: in half precision the sum would be rounded once for each.
         by_rank = torch.empty_like(
@@ -117,7 +117,7 @@ class _Gather(torch.autograd.Function):
         return own.to(gradient.dtype), None, None
 
 
-def _process_group(group: object) -> Any:
+def _process_group(group: object) -> object:
     """A process group; that of a mesh of one dimension."""
     if not hasattr(group, "get_group"):
         return group

@@ -81,7 +81,7 @@ class _Attach(torch.autograd.Function):
         return hidden.view_as(hidden)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         return gradients[0], torch.ones_like(ctx.saved_tensors[0])
 
 

@@ -35,7 +35,9 @@ class _WithoutInit(TorchFunctionMode):
     memory.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
         kwargs = kwargs or {}
         if getattr(func, "__module__", None) == nn.init.__name__:
             return args[0] if args else kwargs["tensor"]

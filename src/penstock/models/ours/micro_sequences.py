@@ -102,7 +102,7 @@ class _Joined(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, past_k, past_v, out, sums = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         of_before, of_past_k, of_past_v = _flash_backward(

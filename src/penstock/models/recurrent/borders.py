@@ -260,7 +260,7 @@ class _Cut(torch.autograd.Function):
         return found
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         slots, back = ctx.saved_tensors
         return (
             _Join.apply(gradients[0], slots, back, None if ctx.padding is None else 0.0),
@@ -280,7 +280,7 @@ class _Join(torch.autograd.Function):
         return chunks.flatten(0, 1).index_select(0, back)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         slots, back = ctx.saved_tensors
         return _Cut.apply(gradients[0], slots, back, ctx.padding), None, None, None
 

@@ -175,7 +175,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         a, h, *start = ctx.saved_tensors
         added = gradients[0].clone()
         for place in range(a.shape[1] - 1, 0, -1):

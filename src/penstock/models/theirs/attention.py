@@ -11,7 +11,7 @@ keyword arguments down to it, and `penstock_attend` among them is the function t
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from penstock.models.isolation.report import describe
 from penstock.models.recurrent.packages import PACKAGES, is_installed
 from penstock.models.without_dropout import evaluating
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 Result = TypeVar("Result")
 TRIAL, PROMPT = 16, 9
 """Tokens of the test document, and of its beginning that serves as a prompt."""
@@ -33,7 +36,7 @@ _UNSUPPORTED = ("s_aux", "position_bias", "head_mask")
 """Arguments of some models to their attention that ours does not support."""
 
 
-def trial_tokens(inner: Any) -> Tensor:
+def trial_tokens(inner: "PreTrainedModel") -> Tensor:
     """The test document, int64 [TRIAL], on the model's device."""
     weight = inner.get_input_embeddings().weight
     # Not from 0, which often is padding: RoBERTa counts positions from 1, but from 0 where padding
@@ -69,7 +72,7 @@ def true_logits(inner: object) -> Tensor:
     return whole
 
 
-def _document(inner: Any, tokens: Tensor) -> Tensor:
+def _document(inner: "PreTrainedModel", tokens: Tensor) -> Tensor:
     restart_rotary(inner)
     logits: Tensor = inner(input_ids=tokens[None], use_cache=False).logits
     if logits.shape[:2] != (1, len(tokens)):
@@ -82,12 +85,12 @@ def distance(found: Tensor, truth: Tensor) -> float:
     return largest_difference(found.to(truth.dtype), truth) / spread(truth)
 
 
-def rounding(inner: Any) -> float:
+def rounding(inner: "PreTrainedModel") -> float:
     """The largest `distance` that counts as rounding."""
     return tolerance(next(inner.parameters()).dtype)
 
 
-def attempt(inner: Any, run: Callable[[], Result]) -> Result:
+def attempt(inner: "PreTrainedModel", run: Callable[[], Result]) -> Result:
     """Run a model with code that is not ours.
 
     Raises:
@@ -127,7 +130,7 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= 300 else f"{text[:299]}…"
 
 
-def restart_rotary(inner: Any) -> None:
+def restart_rotary(inner: "PreTrainedModel") -> None:
     """Reset rotary frequencies of type `dynamic`, which depend on the longest document so far."""
     for module in inner.modules():
         if "dynamic" not in str(getattr(module, "rope_type", "")):
@@ -194,7 +197,7 @@ def _attend(
     ), None
 
 
-def use_attention(inner: Any, name: str) -> None:
+def use_attention(inner: "PreTrainedModel", name: str) -> None:
     """Choose the attention of a model's text; that of a tower for images or sounds stays
     transformers' own.
     """
@@ -209,7 +212,7 @@ def use_attention(inner: Any, name: str) -> None:
 
 
 @contextmanager
-def with_our_attention(inner: Any) -> Iterator[None]:
+def with_our_attention(inner: "PreTrainedModel") -> Iterator[None]:
     """Our attention in a model's text within the block; calls must give `penstock_attend`."""
     config = inner.config.get_text_config()
     before = config._attn_implementation
@@ -232,7 +235,7 @@ class UnfitAttentionError(Exception):
     """Why our attention cannot replace a model's own."""
 
 
-def take_attention(inner: Any) -> AttentionShape:
+def take_attention(inner: "PreTrainedModel") -> AttentionShape:
     """Put our attention into a model; returns what the model needs of it.
 
     Raises:

@@ -1,12 +1,15 @@
 """The part of a model of transformers that returns hidden states, found by a trial."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from penstock.models.theirs.attention import trial_tokens, values_alone
 from penstock.models.without_dropout import evaluating
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DECODERS: dict[str, Callable[[Any], Any]] = {
     "base_model": lambda inner: inner.base_model,
@@ -17,7 +20,7 @@ model.
 """
 
 
-def find_decoder(inner: Any, ours: bool) -> str | None:
+def find_decoder(inner: "PreTrainedModel", ours: bool) -> str | None:
     """The way to hidden states that the output matrix alone turns into logits; None: there is none.
 
     Logits must be equal to the last bit, because a soft cap hardly changes small logits.

@@ -13,7 +13,7 @@ other.
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from penstock.media.processor import join_arrays
 from penstock.media.rows import BlankImage, RowMedia
 from penstock.plan.inputs import IGNORE, AttentionRule
 from penstock.plan.inputs.model_input import ModelInput
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Way = Literal["ours", "own", "borders", "masks", "sliding_masks", "alone"]
 """How rows with images run: with our attention; with transformers' own; with its own and masks of
@@ -37,14 +40,14 @@ _PADDING = 5
 _FLOATS = (np.float16, np.float32, np.float64)
 
 
-def has_vision(inner: Any) -> bool:
+def has_vision(inner: "PreTrainedModel") -> bool:
     """Whether a model of transformers reads images, or sounds."""
     return any(
         getattr(inner.config, name, None) is not None for name in ("vision_config", "audio_config")
     )
 
 
-def image_token(inner: Any) -> int | None:
+def image_token(inner: "PreTrainedModel") -> int | None:
     """The token that a model replaces by features of images; None: its settings name none."""
     for name in ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index"):
         found = getattr(inner.config, name, None)
@@ -55,7 +58,7 @@ def image_token(inner: Any) -> int | None:
 
 def image_arguments(
     inner: object, row: ModelInput, device: torch.device, dtype: torch.dtype
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Arguments for a forward of a row's tokens and images together, without those for attention.
 
     Args:
@@ -73,13 +76,13 @@ def image_arguments(
 
 
 def part_arguments(
-    inner: Any,
+    inner: "PreTrainedModel",
     tokens: Tensor,
     places: Tensor,
     media: RowMedia,
     device: torch.device,
     dtype: torch.dtype,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """As `image_arguments`, of some tokens [n], their positions in the document [n], and the images
     among them.
     """
@@ -116,7 +119,7 @@ def part_arguments(
     }
 
 
-def needs_cross_attention(inner: Any) -> bool:
+def needs_cross_attention(inner: "PreTrainedModel") -> bool:
     """Whether text attends to images in layers of its own, by a mask of one document (Llama 3.2
     Vision).
     """

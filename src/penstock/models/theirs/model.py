@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import numpy as np
 import torch
@@ -63,6 +63,9 @@ from penstock.plan.inputs import AttentionRule, RowSlice
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.requirements import InputRequirements
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
 _log = logging.getLogger("penstock.models")
 
 
@@ -79,7 +82,7 @@ class HuggingFaceModel(nn.Module):
         operations: What computes recurrences in rows; see `use_recurrent`.
     """
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: "PreTrainedModel") -> None:
         super().__init__()
         self.inner = inner
         self.lora: LoraSettings | None = None
@@ -376,7 +379,7 @@ class HuggingFaceModel(nn.Module):
         return embeddings
 
     @property
-    def config(self) -> Any:
+    def config(self) -> "PretrainedConfig":
         """The settings of the model itself."""
         return self.inner.config
 
@@ -459,7 +462,7 @@ def _documents(row: RowTensors) -> Int64:
     return lengths
 
 
-def _generation(inner: object) -> dict[str, Any]:
+def _generation(inner: object) -> dict[str, object]:
     """What the `generation_config.json` of a model of transformers says."""
     found = getattr(inner, "generation_config", None)
     return {} if found is None else dict(found.to_diff_dict())

@@ -21,6 +21,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor
 
+from penstock.core.arrays import Array
 from penstock.core.errors import IsolationError
 from penstock.models.attention.windows import attention_of
 from penstock.models.isolation.documents import changing_rotary, try_isolation
@@ -93,7 +94,7 @@ class PackedWays:
         """Whether a row takes several passes, with padding."""
         return self._ways[0] in ("batch", "equal")
 
-    def cost(self, begins: Any, ends: Any) -> str:
+    def cost(self, begins: Array, ends: Array) -> str:
         """What a row that takes several passes costs, in words.
 
         Args:

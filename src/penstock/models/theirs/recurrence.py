@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from penstock.models.recurrent import Borders
 from penstock.models.recurrent.operations import TORCH, Operations
 from penstock.models.recurrent.packages import PACKAGES, is_installed
 from penstock.models.theirs.attention import with_our_attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _log = logging.getLogger("penstock.models")
 _MASKS = ("create_causal_mask", "create_sliding_window_causal_mask")
@@ -92,13 +95,13 @@ def _has_checkpoints(inner: object) -> bool:
     return bool(getattr(inner, "is_gradient_checkpointing", False) if found is None else found)
 
 
-def _keep_in_checkpoints(inner: Any) -> None:
+def _keep_in_checkpoints(inner: "PreTrainedModel") -> None:
     """Give the layers that are computed again in the backward pass the borders of their first
     pass.
     """
     for module in inner.modules():
         checkpoint = getattr(module, "_gradient_checkpointing_func", None)
-        if checkpoint is not None and not hasattr(checkpoint, "penstock"):
+        if checkpoint is not None and not isinstance(checkpoint, _Checkpoint):
             module._gradient_checkpointing_func = _Checkpoint(checkpoint)
 
 
@@ -106,22 +109,20 @@ def _keep_in_checkpoints(inner: Any) -> None:
 class _Checkpoint:
     """transformers' checkpoint function, with the row of its call in both passes."""
 
-    penstock = True
-
     def __init__(self, checkpoint: Callable[..., object]) -> None:
         self._checkpoint = checkpoint
 
     def __call__(self, function: Callable[..., Any], *args: object, **given: object) -> Any:
         row = _ROW.get()
 
-        def again(*args: object, **given: object) -> Any:
+        def again(*args: object, **given: object) -> object:
             with row.running() if row else nullcontext():
                 return function(*args, **given)
 
         return self._checkpoint(again, *args, **given)
 
 
-def replace_functions(inner: Any) -> None:
+def replace_functions(inner: "PreTrainedModel") -> None:
     """Put ours in front of the named functions in the modules of a model's classes; once for each
     module.
     """
@@ -153,14 +154,14 @@ def _own_code(found: object) -> Callable[..., Any] | None:
 
 def _on_any_device(
     name: str, theirs: Callable[..., object], own: Callable[..., object]
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """A function of a package that needs CUDA, with transformers' own code for tensors on the
     CPU.
     """
     known = inspect.signature(own).parameters
 
     @functools.wraps(own)
-    def function(*args: object, **given: object) -> Any:
+    def function(*args: object, **given: object) -> object:
         on = next(
             (one.device.type for one in (*args, *given.values()) if isinstance(one, Tensor)), "cpu"
         )
@@ -188,12 +189,12 @@ def _tell_once() -> None:
 
 def _in_front(
     name: str, theirs: Callable[..., object], ours: Callable[..., object]
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """A function of the same signature that calls ours for a row with borders, else theirs."""
     signature = inspect.signature(theirs)
 
     @functools.wraps(theirs)
-    def function(*args: object, **given: object) -> Any:
+    def function(*args: object, **given: object) -> object:
         row = _ROW.get()
         if row is None:
             return theirs(*args, **given)
@@ -220,7 +221,7 @@ def _precise(values: Tensor) -> Tensor:
     return values[0].to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _convolution(row: _Row, given: dict[str, Any]) -> Any:
+def _convolution(row: _Row, given: dict[str, Any]) -> object:
     states, weight, activation = given["hidden_states"], given["weight"], given["activation"]
     if not _of_row(row.borders, states, states.shape[2]) or activation not in (
         None,
@@ -234,7 +235,7 @@ def _convolution(row: _Row, given: dict[str, Any]) -> Any:
     return (silu(out) if activation else out).T[None].to(states.dtype)
 
 
-def _delta_rule(row: _Row, given: dict[str, Any]) -> Any:
+def _delta_rule(row: _Row, given: dict[str, Any]) -> object:
     query = given["query"]
     if given.get("initial_state") is not None or not _of_row(row.borders, query, query.shape[1]):
         return NotImplemented
@@ -250,7 +251,7 @@ def _delta_rule(row: _Row, given: dict[str, Any]) -> Any:
     return out[None].to(query.dtype), state if given.get("output_final_state") else None
 
 
-def _state_space(row: _Row, given: dict[str, Any]) -> Any:
+def _state_space(row: _Row, given: dict[str, Any]) -> object:
     states = given["hidden_states"]
     if given.get("initial_states") is not None or not _of_row(row.borders, states, states.shape[1]):
         return NotImplemented
@@ -269,7 +270,7 @@ def _state_space(row: _Row, given: dict[str, Any]) -> Any:
     return (out, state) if keeps else out
 
 
-def _selective_scan(row: _Row, given: dict[str, Any]) -> Any:
+def _selective_scan(row: _Row, given: dict[str, Any]) -> object:
     states = given["hidden_states"]
     if not _of_row(row.borders, states, states.shape[2]):
         return NotImplemented
@@ -296,14 +297,14 @@ def _step_sizes(dt: Tensor, bias: Tensor | None, positive: bool | None) -> Tenso
     return softplus(dt) if positive else dt
 
 
-def _no_short_cut(row: _Row, given: dict[str, object]) -> Any:
+def _no_short_cut(row: _Row, given: dict[str, object]) -> object:
     """None is what these functions return where they cannot run; the layer then calls the others
     one by one.
     """
     return lambda *_: None
 
 
-def _mask(row: _Row, given: dict[str, Any]) -> Any:
+def _mask(row: _Row, given: dict[str, Any]) -> object:
     """Masks are made by transformers, which keeps documents apart if it knows their positions."""
     states = given.get("inputs_embeds")
     if (

@@ -67,7 +67,7 @@ class TowerFeatures:
         kept = {name: value for name, value in given.items() if name != "pixel_values"}
         return {**kept, "mm_encoder_outputs": {"image": as_outputs(self._like, parts)}}
 
-    def _outputs(self, arrays: Mapping[str, object]) -> Any:
+    def _outputs(self, arrays: Mapping[str, object]) -> object:
         """What the vision tower and its projector give for arrays of images."""
         tower = self._model.inner.model.get_image_features
         known = inspect.signature(tower).parameters

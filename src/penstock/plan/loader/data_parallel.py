@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Protocol, final, runtime_checkable
 
 from penstock.core.errors import ConfigError, DistributedError
 from penstock.core.suggestions import suggests
@@ -95,7 +95,7 @@ class DataParallel:
         return cls(int(rank or 0), int(size or 1))
 
     @classmethod
-    def of(cls, value: "DataParallel | tuple[int, int] | Any | None") -> "DataParallel":
+    def of(cls, value: "DataParallel | tuple[int, int] | Mesh | None") -> "DataParallel":
         """From what a user may pass: this class, (rank, size), a torch DeviceMesh (see
         `from_mesh`), or None.
 
@@ -116,14 +116,15 @@ class DataParallel:
             return value
         if isinstance(value, tuple) and len(value) == 2:
             return cls(*value)
-        if hasattr(value, "get_local_rank") and hasattr(value, "size"):
+        if isinstance(value, Mesh):
             return cls.from_mesh(value)
         raise ConfigError(
-            f"data_parallel: expected DataParallel, (rank, size) or a DeviceMesh, got {value!r}"
+            f"data_parallel: expected DataParallel, (rank, size) or a DeviceMesh, got {value!r:.60}"
+            + ("; call it: DataParallel.from_env()" if callable(value) else "")
         )
 
     @classmethod
-    def from_mesh(cls, mesh: Any, dims: Sequence[str | int] | None = None) -> "DataParallel":
+    def from_mesh(cls, mesh: "Mesh", dims: Sequence[str | int] | None = None) -> "DataParallel":
         """From a torch `DeviceMesh` of any number of dimensions.
 
         Ranks that differ only in other dimensions (tensor, pipeline, expert, context parallel) get
@@ -140,23 +141,15 @@ class DataParallel:
                 dimensions.
             DistributedError: This process is not in the mesh.
         """
-        names = getattr(mesh, "mesh_dim_names", None)
-        count = getattr(mesh, "ndim", 1)
-        axes = (
-            _data_dimensions(mesh, names, count)
-            if dims is None
-            else _chosen(mesh, names, count, dims)
-        )
-        place = (
-            mesh.get_coordinate() if hasattr(mesh, "get_coordinate") else [mesh.get_local_rank()]
-        )
+        axes = _data_dimensions(mesh) if dims is None else _chosen(mesh, dims)
+        place = mesh.get_coordinate()
         if place is None:
             raise DistributedError(
-                f"data_parallel: this process is not in the mesh {_describe(mesh, names, count)}"
+                f"data_parallel: this process is not in the mesh {_describe(mesh)}"
             )
         rank, size = 0, 1
         for axis in axes:
-            ranks = _size(mesh, axis, count)
+            ranks = _size(mesh, axis)
             rank, size = rank * ranks + int(place[axis]), size * ranks
         return cls(rank, size)
 
@@ -171,26 +164,44 @@ class DataParallel:
         return self.rank * each, (self.rank + 1) * each
 
 
-def _describe(mesh: object, names: Sequence[str] | None, count: int) -> str:
+@runtime_checkable
+class Mesh(Protocol):
+    """What is read of a torch `DeviceMesh`."""
+
+    @property
+    def ndim(self) -> int:
+        """Number of its dimensions."""
+
+    @property
+    def mesh_dim_names(self) -> Sequence[str] | None:
+        """Their names, if they have any."""
+
+    def size(self, dim: int | None = None, /) -> int:
+        """Ranks along a dimension, or in all."""
+
+    def get_coordinate(self) -> Sequence[int] | None:
+        """The place of this process in each dimension; None: it is not in the mesh."""
+
+
+def _describe(mesh: Mesh) -> str:
     """A mesh in words: its dimensions with their sizes."""
-    return ", ".join(
-        f"{names[axis] if names else f'dimension {axis}'}: {_size(mesh, axis, count)}"
-        for axis in range(count)
-    )
+    names = mesh.mesh_dim_names or [f"dimension {axis}" for axis in range(mesh.ndim)]
+    return ", ".join(f"{name}: {_size(mesh, axis)}" for axis, name in enumerate(names))
 
 
-def _size(mesh: Any, axis: int, count: int) -> int:
-    return int(mesh.size() if count == 1 else mesh.size(axis))
+def _size(mesh: Mesh, axis: int) -> int:
+    return mesh.size() if mesh.ndim == 1 else mesh.size(axis)
 
 
-def _data_dimensions(mesh: object, names: Sequence[str] | None, count: int) -> list[int]:
+def _data_dimensions(mesh: Mesh) -> list[int]:
     """The numbers of the data-parallel dimensions, by their names."""
+    names, count = mesh.mesh_dim_names, mesh.ndim
     if count == 1:
         return [] if names and names[0].lower() in MODEL_DIMENSIONS else [0]
     if not names:
         raise ConfigError(
             f"data_parallel: the mesh has {count} dimensions without names "
-            f"({_describe(mesh, names, count)}), so it does not say which get different rows; "
+            f"({_describe(mesh)}), so it does not say which get different rows; "
             "give them names (mesh_dim_names=), or pass DataParallel.from_mesh(mesh, "
             "dims=(…))"
         )
@@ -198,31 +209,28 @@ def _data_dimensions(mesh: object, names: Sequence[str] | None, count: int) -> l
     unknown = [
         name
         for axis, name in enumerate(names)
-        if name.lower() not in known and _size(mesh, axis, count) > 1
+        if name.lower() not in known and _size(mesh, axis) > 1
     ]
     if unknown:
         raise ConfigError(
             f"data_parallel: unknown mesh dimension {', '.join(map(repr, unknown))} in a mesh "
-            f"with {_describe(mesh, names, count)}: do its ranks get different rows, or the "
+            f"with {_describe(mesh)}: do its ranks get different rows, or the "
             "same? Name those that get different rows: DataParallel.from_mesh(mesh, "
             f"dims=(…)); known as such are {', '.join(DATA_DIMENSIONS)}"
         )
     return [axis for axis, name in enumerate(names) if name.lower() in DATA_DIMENSIONS]
 
 
-def _chosen(
-    mesh: object, names: Sequence[str] | None, count: int, dims: Sequence[str | int]
-) -> list[int]:
+def _chosen(mesh: Mesh, dims: Sequence[str | int]) -> list[int]:
     """The numbers of dimensions that are given by name or number, in the order of the mesh."""
     if isinstance(dims, str | int):
         dims = (dims,)
-    known: dict[str | int, int] = {axis: axis for axis in range(count)}
-    known |= {name: axis for axis, name in enumerate(names or ())}
+    known: dict[str | int, int] = {axis: axis for axis in range(mesh.ndim)}
+    known |= {name: axis for axis, name in enumerate(mesh.mesh_dim_names or ())}
     for one in dims:
         if one not in known:
             raise ConfigError(
-                f"data_parallel: the mesh has no dimension {one!r}; it has "
-                f"{_describe(mesh, names, count)}"
+                f"data_parallel: the mesh has no dimension {one!r}; it has {_describe(mesh)}"
             )
     axes = sorted(known[one] for one in dims)
     if len(set(axes)) < len(axes):

@@ -11,38 +11,29 @@ ahead of training. So `state_dict()` is refused while an iterator that returned 
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any, Self, cast, final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self, Unpack, cast, final
 
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.notebook import card, table
-from penstock.core.suggestions import suggests
+from penstock.core.suggestions import has_settings, suggests
 from penstock.data.shards import Corpus
 from penstock.media.rows import BlankImage
-from penstock.plan.inputs import Attention
-from penstock.plan.inputs.requirements import InputRequirements
-from penstock.plan.loader import companion as companions
 from penstock.plan.loader import state as states
-from penstock.plan.loader.buffers import cuda_in_use, heap, pinned
 from penstock.plan.loader.companion import Companion
 from penstock.plan.loader.data_parallel import DataParallel, refuse_worker_process
 from penstock.plan.loader.explain import PieceOrigin, explain
-from penstock.plan.loader.extras import Extras
-from penstock.plan.loader.fetching import Fetching, Traffic
-from penstock.plan.loader.fill import Fill
-from penstock.plan.loader.image_cache import BYTES, PREFETCH_BYTES
+from penstock.plan.loader.fetching import Traffic
+from penstock.plan.loader.loader_keywords import LoaderKeywords
 from penstock.plan.loader.loader_settings import LoaderSettings, step_number
 from penstock.plan.loader.mixture import Mixture, Sources, require_one_tokenizer, whole
 from penstock.plan.loader.plan import Plan
-from penstock.plan.loader.standing import place_after
+from penstock.plan.loader.step_filling import StepFilling
 from penstock.plan.loader.step_iterator import StepPipeline
 from penstock.plan.loader.step_planner import StepPlan, StepPlanner, StepState, replay_progress
 from penstock.plan.loader.steps import Step
 from penstock.plan.loader.steps_ahead import StepsAhead
 from penstock.plan.loader.target_watch import TargetWatch
-from penstock.plan.packing import Packing
 
 
 @suggests
@@ -73,64 +64,9 @@ class Loader:
         DistributedError: Several processes, and `data_parallel` was left out.
     """  # noqa: E501
 
-    def __init__(
-        self,
-        mixture: Mixture | Sources,
-        *,
-        sequence_length: int,
-        rows_per_step: int | Mapping[int, int],
-        seed: int = 0,
-        data_parallel: DataParallel | tuple[int, int] | Any | None = None,
-        packing: Packing = "best_fit",
-        window_rows: int = 1024,
-        patches_per_row: int | None = None,
-        documents_per_row: int | None = None,
-        max_document_tokens: int | None = None,
-        requirements: InputRequirements | None = None,
-        attention: Attention | None = None,
-        pad_id: int = 0,
-        threads: int = 1,
-        prefetch: int = 2,
-        pin_memory: bool | None = None,
-        companion: Companion | None = None,
-        sum_over_ranks: Callable[[list[float]], Sequence[float]] | None = None,
-        image_cache: str | Path | None = None,
-        image_cache_bytes: int = BYTES,
-        prefetch_bytes: int = PREFETCH_BYTES,
-        cache: str | Path | None = None,
-        cache_bytes: int | None = None,
-        continue_from: Mapping[str, Any] | None = None,
-        first_step: int = 0,
-    ) -> None:
-        self._open(
-            mixture,
-            LoaderSettings(
-                sequence_length=sequence_length,
-                rows_per_step=rows_per_step,
-                seed=seed,
-                data_parallel=data_parallel,
-                packing=packing,
-                window_rows=window_rows,
-                patches_per_row=patches_per_row,
-                documents_per_row=documents_per_row,
-                max_document_tokens=max_document_tokens,
-                requirements=requirements,
-                attention=attention,
-                pad_id=pad_id,
-                threads=threads,
-                prefetch=prefetch,
-                pin_memory=pin_memory,
-                companion=companion,
-                sum_over_ranks=sum_over_ranks,
-                image_cache=image_cache,
-                image_cache_bytes=image_cache_bytes,
-                prefetch_bytes=prefetch_bytes,
-                cache=cache,
-                cache_bytes=cache_bytes,
-                continue_from=continue_from,
-                first_step=first_step,
-            ),
-        )
+    @has_settings(LoaderSettings)
+    def __init__(self, mixture: Mixture | Sources, **settings: Unpack[LoaderKeywords]) -> None:
+        self._open(mixture, LoaderSettings(**settings))
 
     @classmethod
     def of(cls, mixture: Mixture | Sources, settings: LoaderSettings) -> "Loader":
@@ -149,43 +85,11 @@ class Loader:
         self.mixture = given.weighed(self.datasets)
         require_one_tokenizer(self.mixture, self.datasets)
         self.start = settings.start
-        pin = cuda_in_use() if settings.pin_memory is None else settings.pin_memory
         self._plan = self.new_plan()
-        self._extras = Extras(
-            self.mixture.sources,
-            self.datasets,
-            self._plan.rewritings,
-            self.requirements,
-            self.settings.packing,
-            self.settings.sequence_length,
-            (settings.image_cache, settings.image_cache_bytes),
-        )
-        self._fill = Fill(
-            self.datasets,
-            self.settings.sequence_length,
-            self.requirements,
-            settings.pad_id,
-            self._plan.rewritings,
-            self._extras,
-            keep=2 * (settings.prefetch + settings.threads + 2),
-            allocate=pinned if pin else heap,
-        )
-        self._accompany = companions.begin(
-            settings.companion, self.mixture, self.datasets, self._plan.rewritings
-        )
-        in_python = any(rewriting.runs_in_python for rewriting in self._plan.rewritings)
-        self._sum = settings.sum_over_ranks if in_python and self.data_parallel.size > 1 else None
-        self._fetching = Fetching(
-            self.mixture.sources,
-            self.datasets,
-            self._plan.rewritings,
-            self.settings,
-            self.requirements.target_distances or 1,
-            settings.cache_bytes,
-            rewrites_own=self._sum is not None,
-        )
+        self._filling = StepFilling(self.mixture, self.datasets, self._plan, settings)
+        self._extras, self._fetching = self._filling.extras, self._filling.fetching
         self._ahead: StepsAhead | None = None
-        self._description, self._epochs = states.describe(self._plan), states.epochs_of(self._plan)
+        self._description, self._epochs = self._filling.description, self._filling.epochs
         self._planner = StepPlanner(self._plan, self.data_parallel.size)
         self._run: StepPipeline[StepPlan, Step] | None = None
         self._after = self._planner.first
@@ -220,11 +124,11 @@ class Loader:
         size = None if self._extras.media is None else _image_bytes
         plan_next, ahead = self._planner.next, None
         if self._fetching and not self._fetching.hold_all():
-            ahead = self._ahead = self._fetching.ahead(self._planner.next, self._own_rows)
+            ahead = self._ahead = self._fetching.ahead(self._planner.next, self._filling.own_rows)
             plan_next = ahead.next
         run = self._run = StepPipeline(
             plan_next,
-            self._build_step,
+            self._filling.step,
             self.loader_settings.threads,
             self.loader_settings.prefetch,
             size,
@@ -233,8 +137,7 @@ class Loader:
         try:
             while (item := run.next()) is not None:
                 plan, step = item
-                if self._sum is not None:
-                    step.loss_denominators = tuple(map(float, self._sum([*step.loss_denominators])))
+                self._filling.sum_weights(step)
                 watch.see(plan.after, step.loss_denominators)
                 self._after, self._giver = plan.after, itself[0]
                 self._skipped, self._untrained = plan.skipped, plan.untrained
@@ -557,44 +460,6 @@ class Loader:
         self._after, self._giver = state, None
         self._skipped, self._untrained = state.window_start.skipped, state.window_start.untrained
         self._planner.start(state)
-
-    def _own_rows(self, plan: StepPlan) -> tuple[int, int]:
-        """This rank's rows of a step."""
-        return self.data_parallel.rows(len(plan.row_starts) - 1)
-
-    def _build_step(self, plan: StepPlan) -> Step:
-        """Build one step, with its documents on this machine."""
-        if not self._fetching:
-            return self._fill_step(plan)
-        rows = self._own_rows(plan)
-        with self._fetching.held(plan, *rows):
-            return self._fetching.renewing(plan, *rows, lambda: self._fill_step(plan))
-
-    def _fill_step(self, plan: StepPlan) -> Step:
-        """Build one step: run Python objectives, fill this rank's rows, sum loss weights.
-
-        The weights are those of all ranks' rows, or of this rank's if others will be added.
-        """
-        begin, end = self._own_rows(plan)
-        self._fill.check_capacity(plan.pieces, plan.row_starts)
-        pieces, row_starts, tokens = plan.pieces, plan.row_starts[begin : end + 1], None
-        if self._sum is not None:
-            tokens = int(pieces["length"].sum())
-            pieces, row_starts = pieces[row_starts[0] : row_starts[-1]], row_starts - row_starts[0]
-        python_output = self._fill.run_python(pieces)
-        rows = self._fill.rows(pieces, row_starts, python_output)
-        if self._accompany is not None:
-            rows.accompany(self._accompany, pieces)
-        weights, weighed = self._fill.weigh(pieces, python_output)
-        return Step(
-            plan.index,
-            rows,
-            weights,
-            weighed if tokens is None else tokens,
-            partial(states.save, self._description, self._epochs, plan.after),
-            self._extras.units(plan.pieces),
-            partial(place_after, self._plan, plan),
-        )
 
 
 def _unpickled(mixture: Mixture, settings: LoaderSettings, state: dict[str, Any]) -> Loader:

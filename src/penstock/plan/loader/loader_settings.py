@@ -124,7 +124,8 @@ class LoaderSettings(PlanSettings):
             )
         if not isinstance(self.requirements, InputRequirements | None):
             raise ConfigError(
-                f"requirements must be penstock.InputRequirements, got {self.requirements!r}"
+                f"requirements must be penstock.InputRequirements, got {self.requirements!r:.60}"
+                + ("; call it: model.requirements()" if callable(self.requirements) else "")
             )
         self.merged_requirements().require_effect()
         for name in ("cache_bytes", "prefetch_bytes"):
@@ -155,7 +156,7 @@ class LoaderSettings(PlanSettings):
         return Start(step=self.first_step, place=place)
 
     @property
-    def filling(self) -> dict[str, Any]:
+    def filling(self) -> dict[str, object]:
         """Those that change no plan and have values for any process: `pad_id`, `threads`, … and
         those of a cache.
         """

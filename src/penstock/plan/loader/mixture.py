@@ -270,7 +270,7 @@ class Source:
         return first, last - first
 
 
-def _as_path(given: object) -> Any:
+def _as_path(given: object) -> object:
     """A `Path` in place of anything else that names a folder; lists become tuples."""
     if isinstance(given, (list, tuple)):
         return tuple(map(_as_path, given))

@@ -15,7 +15,7 @@ from typing import Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Float32, Int32
+from penstock.core.arrays import Array, Float32, Int32
 from penstock.tokenizers import Tokenizer
 
 WINDOWS = (4, 16)
@@ -127,7 +127,7 @@ class CharacterSplitter:
         )
         return tuple(Section(tokens[part], weights[part]) for part in (before, between, after))  # type: ignore[return-value]
 
-    def _place(self, tokens: Tokens, ends: Any, point: int) -> Place:
+    def _place(self, tokens: Tokens, ends: Array, point: int) -> Place:
         """Where character number `point` begins; behind the last token for the one after the
         last.
         """
@@ -141,7 +141,7 @@ class CharacterSplitter:
         spelled = slice(self._table.offsets[token_id], self._table.offsets[token_id + 1])
         return token, int(np.flatnonzero(self._begins[spelled])[inside])
 
-    def _section(self, tokens: Tokens, weights: Any, begin: Place, end: Place) -> Section | None:
+    def _section(self, tokens: Tokens, weights: Array, begin: Place, end: Place) -> Section | None:
         """The section between two places; None if it cannot be encoded."""
         (first, begin_byte), (last, end_byte) = begin, end
         if begin == end:

@@ -13,13 +13,20 @@ from penstock.core.lazy_imports import missing_extra
 from penstock.core.system import explain_cut_files
 from penstock.core.terminal import visible
 from penstock.core.version import __version__
-from penstock.use.cli.help_pages import VERBS, colourful, examples_text, show_overview, split_help
+from penstock.use.cli.help_pages import (
+    GROUPS,
+    VERBS,
+    colourful,
+    examples_text,
+    show_overview,
+    split_help,
+)
 
 if TYPE_CHECKING:
     import typer
 
 _COMPLETE = "_PENSTOCK_COMPLETE"
-"""Environment variable with which a shell asks for candidates; see `completion`."""
+"""Environment variable with which a shell that completes calls the command."""
 
 _WRONG = 2
 """Exit code of a wrong command line, as Typer gives it; one without a verb is wrong too."""
@@ -27,22 +34,13 @@ _STOPPED = 130
 """Exit code after Ctrl-C. Typer turns an interrupt into this code and prints nothing."""
 
 
-def _command_of(verb: str) -> Any:
-    """The Typer command of a verb that exists."""
-    from typer.main import get_command
-
-    group: Any = get_command(build_app([verb]))
-    return group.commands[verb]
-
-
 def main() -> None:
     """Run the command line on `sys.argv`, and exit; or answer a shell that asks what may come
     next.
     """
     if _COMPLETE in os.environ:
-        from penstock.use.cli.candidates import answer
-
-        sys.exit(_flush(answer(sys.argv[1:], _command_of)))
+        words = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+        build_app(words.split()[1:])(prog_name="penstock")
 
     explain_cut_files()
     try:
@@ -108,7 +106,6 @@ def build_app(arguments: list[str]) -> "typer.Typer":
         cls=Overview,
         help="Raw text into the exact tensors that a language model trains on.",
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -128,6 +125,11 @@ def build_app(arguments: list[str]) -> "typer.Typer":
             raise typer.Exit
 
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if named not in VERBS and _COMPLETE in os.environ:
+        # The shell gets verbs as plain data, so that none is loaded for it.
+        for name, summary in (pair for group in GROUPS.values() for pair in group.items()):
+            app.command(name, help=summary)(lambda: None)
+        return app
     for verb in (named,) if named in VERBS else VERBS:
         module = _load_verb(verb)
         if hasattr(module, "app"):

@@ -16,19 +16,8 @@ import typer
 import penstock as ps
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.terminal import safe_console, visible
-from penstock.use.cli.model_options import (
-    ContextLength,
-    Device,
-    MinP,
-    Model,
-    OwnTemperature,
-    Seed,
-    Stop,
-    Threads,
-    TopK,
-    TopP,
-    given_sampling,
-)
+from penstock.use.cli.declared_options import Option, options, takes
+from penstock.use.cli.options import MODEL, OPENING, SAMPLING, Given
 
 if TYPE_CHECKING:
     from penstock.learn.generation.session import ChatSession
@@ -82,8 +71,20 @@ COMMANDS = {
 }
 
 
+@takes(
+    settings=(
+        MODEL,
+        SAMPLING,
+        options(
+            "learn.generation.settings.Sampling",
+            max_tokens=Option(default="the model's own, or as many as fit"),
+        ),
+        OPENING,
+    )
+)
 def run(
-    model: Model,
+    *,
+    settings: Given,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     template: Annotated[
         str | None, typer.Option(metavar="PATH", help="Chat template; by default the model's own.")
@@ -98,23 +99,6 @@ def run(
             ),
         ),
     ] = None,
-    temperature: OwnTemperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    seed: Seed = 0,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Maximum tokens of a reply; by default the model's own, or as many as fit.",
-            min=1,
-        ),
-    ] = None,
-    stop: Stop = None,
-    context_length: ContextLength = None,
-    device: Device = "auto",
-    threads: Threads = None,
 ) -> None:
     """Chat with a trained model through its own template.
 
@@ -125,13 +109,9 @@ def run(
     Example:
         penstock chat runs/chat --temperature 0.7
     """
-    given: dict[str, Any] = given_sampling(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens
-    )
-    given |= {"stop": tuple(stop or ()), "seed": seed}
-    given |= {"context_length": context_length, "device": device, "threads": threads}
+    model = settings.pop("model")
     trained = ps.open_run(model)
-    session = trained.session(system=system, template=template, **given)
+    session = trained.session(system=system, template=template, **settings)
     if image and not session.reads_images:
         raise ConfigError(f"{model}: the model reads no images; leave out --image")
     if sys.stdin.isatty() and sys.stdout.isatty():

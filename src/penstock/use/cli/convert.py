@@ -7,25 +7,34 @@ import typer
 
 import penstock as ps
 from penstock.core.errors import ConfigError
-from penstock.use.cli.options import Dtype, EosId
+from penstock.use.cli.declared_options import Option, options, takes
+from penstock.use.cli.options import BARE_TOKENS, Given
 
 READ, WRITTEN = ("penstock", "megatron", "npy"), ("penstock", "megatron")
 """Formats to convert from, and to."""
 
 
-def run(
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="Dataset folder, Megatron prefix, or .npy file.")
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH",
-            help="New dataset folder, or prefix for .bin and .idx.",
+@takes(
+    opening=(
+        options(
+            "data.shards.opening.open_dataset",
+            path=Option(argument=True, metavar="PATH", hint=Path),
         ),
-    ],
+        BARE_TOKENS,
+    ),
+    settings=(
+        options(
+            "data.shards.convert.import_corpus",
+            output=Option(metavar="PATH"),
+            tokenizer=Option(),
+        ),
+        options("data.shards.convert.write_megatron", "drop_spans"),
+    ),
+)
+def run(
+    *,
+    opening: Given,
+    settings: Given,
     source: Annotated[
         str | None,
         typer.Option("--from", metavar="|".join(READ), help="Format of PATH; by default detected."),
@@ -33,26 +42,6 @@ def run(
     target: Annotated[
         str, typer.Option("--to", metavar="|".join(WRITTEN), help="Format to write.")
     ] = "penstock",
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help=(
-                "Tokenizer of a Megatron or .npy corpus (or a hub name); all ids are checked "
-                "against it."
-            ),
-        ),
-    ] = None,
-    dtype: Dtype = None,
-    eos_id: EosId = None,
-    drop_spans: Annotated[
-        bool,
-        typer.Option(
-            "--drop-spans",
-            metavar="",
-            help="Discard loss weights, which Megatron's format cannot store.",
-        ),
-    ] = False,
 ) -> None:
     """Convert between penstock datasets and Megatron's .bin/.idx, and import .npy files of token
     ids.
@@ -64,17 +53,19 @@ def run(
     for option, given, known in (("--from", source, READ), ("--to", target, WRITTEN)):
         if given is not None and given not in known:
             raise ConfigError(f"{option} {given}: unknown; expected one of {', '.join(known)}")
-    corpus = ps.open_dataset(path, dtype=dtype, eos_id=eos_id)
+    path, output = opening["path"], settings["output"]
+    corpus = ps.open_dataset(**opening)
     kind = "penstock" if isinstance(corpus, ps.Dataset) else corpus.kind.lower()
     if source is not None and source != kind:
         raise ConfigError(f"{path}: is {kind}, not {source}; omit --from, or give another path")
     if target == "megatron":
-        prefix = ps.shards.write_megatron(corpus, output, drop_spans=drop_spans, progress=True)
+        prefix = ps.shards.write_megatron(
+            corpus, output, drop_spans=settings.get("drop_spans", False), progress=True
+        )
         print(f"{len(corpus):,} documents to {prefix}.bin and {prefix}.idx")
     elif not isinstance(corpus, ps.Dataset) and kind != "penstock":
-        loaded = None
-        if tokenizer is not None:
-            loaded = ps.load_tokenizer(tokenizer)
+        name = settings.get("tokenizer")
+        loaded = None if name is None else ps.load_tokenizer(name)
         dataset = ps.shards.import_corpus(corpus, output, loaded, progress=True)
         print(f"{len(dataset):,} documents, {dataset.manifest.tokens:,} tokens to {output}")
     else:

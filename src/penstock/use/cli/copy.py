@@ -1,24 +1,22 @@
 """`penstock copy`: datasets between folders and object stores."""
 
-from typing import Annotated
-
-import typer
-
 import penstock as ps
 from penstock.core.terminal import short_number, visible
 from penstock.core.urls import shown_url
+from penstock.use.cli.declared_options import Option, options, takes
+from penstock.use.cli.options import Given, Quiet
 
 
-def run(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SOURCE", help="A dataset's folder, or its URL (s3://bucket/web)."),
-    ],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder, or a URL.")],
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", metavar="", help="Hide progress.")
-    ] = False,
-) -> None:
+@takes(
+    settings=(
+        options(
+            "data.shards.copying.copy_dataset",
+            source=Option(argument=True, metavar="SOURCE"),
+            output=Option(argument=True, metavar="TARGET"),
+        ),
+    )
+)
+def run(*, settings: Given, quiet: Quiet = False) -> None:
     """Copy a dataset from anywhere to anywhere, with every file checked; the manifest is written
     last.
 
@@ -27,5 +25,5 @@ def run(
     Example:
         penstock copy data/chats backup/chats
     """
-    copied = ps.shards.copy_dataset(source, target, progress=not quiet)
-    print(f"{short_number(copied)}B copied to {visible(shown_url(target))}")
+    copied = ps.shards.copy_dataset(**settings, progress=not quiet)
+    print(f"{short_number(copied)}B copied to {visible(shown_url(settings['output']))}")

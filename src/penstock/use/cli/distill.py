@@ -3,16 +3,30 @@ outputs.
 """
 
 import json
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 import penstock as ps
-from penstock.core.errors import ConfigError
 from penstock.use.cli import used
-from penstock.use.cli.model_options import Device, Threads
-from penstock.use.cli.options import AsJson, Assignments, Format, TextField
+from penstock.use.cli.declared_options import Option, options, takes
+from penstock.use.cli.options import ASSIGNMENTS, AsJson, Given
+
+Student = Annotated[
+    str, typer.Argument(metavar="STUDENT", help="The student's tokenizer, or a run.")
+]
+Teacher = Annotated[
+    str, typer.Argument(metavar="TEACHER", help="The teacher's tokenizer, or a run.")
+]
+Control = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="STUDENT=TEACHER",
+        help="Control tokens with the same meaning. May be repeated.",
+    ),
+]
+
+_AUDIT = "use.inspection.teacher_audit_inputs.audit_teacher"
 
 app = typer.Typer(
     help="Audit and prepare distillation from teachers that may have another tokenizer.",
@@ -26,148 +40,57 @@ def group() -> None:
 
 
 @app.command()
-def audit(
-    student: Annotated[
-        str, typer.Argument(metavar="STUDENT", help="The student's tokenizer, or a run.")
-    ],
-    teacher: Annotated[
-        str, typer.Argument(metavar="TEACHER", help="The teacher's tokenizer, or a run.")
-    ],
-    text: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--text", metavar="SOURCE", help="Text files, globs or URLs; may be repeated."
+@takes(
+    settings=(
+        options(
+            _AUDIT,
+            student=Option(argument=True, metavar="STUDENT", hint=str),
+            teacher=Option(argument=True, metavar="TEACHER", hint=str),
+            text=Option(metavar="SOURCE"),
+            data=Option(metavar="DATASET"),
+            documents=Option(),
+            control=Option(metavar="STUDENT=TEACHER"),
+            format=Option(),
+            text_field=Option(),
         ),
-    ] = None,
-    format: Format = None,
-    text_field: TextField = "text",
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--data",
-            metavar="DATASET",
-            help="Datasets prepared with the student's tokenizer; may be repeated.",
+        options(
+            _AUDIT,
+            panel="Chats",
+            chats=Option(metavar="SOURCE"),
+            student_template=Option(metavar="PATH"),
+            teacher_template=Option(metavar="PATH"),
         ),
-    ] = None,
-    chats: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--chats",
-            metavar="SOURCE",
-            help="Conversations, which are aligned turn by turn.",
-            rich_help_panel="Chats",
-        ),
-    ] = None,
-    student_template: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="By default that of its tokenizer's folder.",
-            rich_help_panel="Chats",
-        ),
-    ] = None,
-    teacher_template: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="By default that of its tokenizer's folder.",
-            rich_help_panel="Chats",
-        ),
-    ] = None,
-    control: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--control",
-            metavar="STUDENT=TEACHER",
-            help="Control tokens with the same meaning; may be repeated.",
-        ),
-    ] = None,
-    documents: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Maximum documents of each kind of input.")
-    ] = 1000,
-    as_json: AsJson = False,
-) -> None:
+    )
+)
+def audit(*, settings: Given, as_json: AsJson = False) -> None:
     """Measure how well a student's tokens align with a teacher's, and recommend a loss, before any
     training.
 
     Example:
         penstock distill audit tokenizer runs/first --text stories.jsonl
     """
-    if not (text or data or chats):
-        raise ConfigError("nothing to audit: give --text, --data or --chats")
-    folders = tokenizer_folder(student), tokenizer_folder(teacher)
-    ours, theirs = ps.load_tokenizer(folders[0]), ps.load_tokenizer(folders[1])
-    found = used.teacher_audit.Audit(
-        ours, theirs, control_pairs=used.projection.control_pairs(control or [], ours, theirs)
-    )
-    if text:
-        used.teacher_audit.audit_texts(found, text, documents, format=format, text_field=text_field)
-    for dataset in data or []:
-        used.teacher_audit.audit_dataset(found, dataset, ours, documents)
-    if chats:
-        templates = student_template or folders[0], teacher_template or folders[1]
-        used.teacher_audit.audit_chats(found, chats, (ours, theirs), templates, documents)
-    report = found.report()
+    report = ps.inspection.audit_teacher(**settings)
     if as_json:
         print(json.dumps(report.to_json(), ensure_ascii=False))
     else:
         used.teacher_terminal.show_audit(report)
 
 
-def tokenizer_folder(path: str) -> str:
-    """The tokenizer that a path means: a run has its own in the folder `tokenizer`."""
-    folder = Path(path) / "tokenizer"
-    return str(folder) if folder.is_dir() else path
-
-
 @app.command()
+@takes(
+    settings=(
+        options("learn.distillation.projection.project", "top_k", "max_pieces", "decay", "reverse"),
+    )
+)
 def project(
-    student: Annotated[
-        str, typer.Argument(metavar="STUDENT", help="The student's tokenizer, or a run.")
-    ],
-    teacher: Annotated[
-        str, typer.Argument(metavar="TEACHER", help="The teacher's tokenizer, or a run.")
-    ],
+    *,
+    student: Student,
+    teacher: Teacher,
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="The .safetensors file to write.")
     ],
-    top_k: Annotated[
-        int,
-        typer.Option(
-            "--top-k", metavar="N", min=1, help="Maximum teacher tokens for each student token."
-        ),
-    ] = 4,
-    max_pieces: Annotated[
-        int,
-        typer.Option(
-            "--max-pieces",
-            metavar="N",
-            min=1,
-            help="If a token splits into several, use the first N.",
-        ),
-    ] = 4,
-    decay: Annotated[
-        float,
-        typer.Option(
-            "--decay", metavar="X", help="Weight of each of these, relative to the one before it."
-        ),
-    ] = 0.1,
-    reverse: Annotated[
-        bool,
-        typer.Option(
-            "--reverse/--no-reverse",
-            metavar="",
-            help="Also split the teacher's tokens into the student's.",
-        ),
-    ] = True,
-    control: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--control",
-            metavar="STUDENT=TEACHER",
-            help="Control tokens with the same meaning; may be repeated.",
-        ),
-    ] = None,
+    settings: Given,
+    control: Control = None,
     as_json: AsJson = False,
 ) -> None:
     """Build the projection from a student's vocabulary to a teacher's, for the losses p_kl and
@@ -179,14 +102,12 @@ def project(
     Example:
         penstock distill project tokenizer runs/first -o projection.safetensors
     """
-    ours, theirs = (ps.load_tokenizer(tokenizer_folder(path)) for path in (student, teacher))
-    found = used.projection.project(
+    folder_of = used.teacher_audit_inputs.tokenizer_folder
+    ours, theirs = (ps.load_tokenizer(folder_of(path)) for path in (student, teacher))
+    found = ps.distillation.project(
         ours,
         theirs,
-        top_k=top_k,
-        max_pieces=max_pieces,
-        decay=decay,
-        reverse=reverse,
+        **settings,
         control_pairs=used.projection.control_pairs(control or [], ours, theirs),
         progress=not as_json,
     )
@@ -199,53 +120,24 @@ def project(
 
 
 @app.command()
-def cache(
-    run_file: Annotated[
-        str, typer.Argument(metavar="RUN.YAML", help="The run file that will train with the cache.")
-    ],
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="DIR", help="Folder of the cache.")
-    ],
-    teacher: Annotated[
-        str | None,
-        typer.Option(
-            "--teacher",
-            metavar="MODEL",
-            help="A run or a transformers model; by default the run file's.",
+@takes(
+    settings=(
+        options(
+            "use.config.teacher_cache.cache_teacher",
+            run_file=Option(argument=True, metavar="RUN.YAML"),
+            output=Option(metavar="DIR"),
+            model=Option(flag="--teacher", metavar="MODEL"),
+            number=Option(),
+            top_k=Option(metavar="K"),
+            temperature=Option(),
+            precision=Option(),
+            device=Option(),
+            threads=Option(),
         ),
-    ] = None,
-    number: Annotated[
-        int,
-        typer.Option(
-            "--number", metavar="N", min=0, help="Index of the teacher in the run file, from 0."
-        ),
-    ] = 0,
-    top_k: Annotated[
-        int | None,
-        typer.Option(
-            "--top-k",
-            metavar="K",
-            min=1,
-            help="Tokens stored for each prediction; by default the loss's top_k, or 64.",
-        ),
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            "--temperature", metavar="T", help="Of the stored probabilities; by default the loss's."
-        ),
-    ] = None,
-    precision: Annotated[
-        str,
-        typer.Option(
-            "--precision", metavar="float16|float32", help="Of the stored log-probabilities."
-        ),
-    ] = "float16",
-    device: Device = "auto",
-    threads: Threads = None,
-    assignments: Assignments = None,
-    as_json: AsJson = False,
-) -> None:
+        ASSIGNMENTS,
+    ),
+)
+def cache(*, settings: Given, as_json: AsJson = False) -> None:
     """Store a teacher's predictions for the data of a run, so that training does not need the
     teacher's model.
 
@@ -256,21 +148,8 @@ def cache(
     Example:
         penstock distill cache run.yaml --teacher runs/first -o data/teacher-cache
     """
-    # Plain strings from the command line; cache_teacher checks them.
-    choices: dict[str, Any] = {"precision": precision}
-    found = ps.cache_teacher(
-        run_file,
-        output,
-        number=number,
-        model=teacher,
-        top_k=top_k,
-        temperature=temperature,
-        **choices,
-        device=device,
-        threads=threads,
-        assignments=assignments or (),
-        progress=not as_json,
-    )
+    output = settings["output"]
+    found = ps.cache_teacher(**settings, progress=not as_json)
     size = sum(found.part_bytes)
     facts = {"cache": output, "pieces": found.pieces, "tokens": found.tokens, "bytes": size}
     if as_json:

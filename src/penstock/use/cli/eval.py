@@ -10,15 +10,33 @@ import penstock as ps
 from penstock.core.errors import ConfigError
 from penstock.core.folders import is_url
 from penstock.use.cli import used
-from penstock.use.cli.model_options import ContextLength, Device, Model, Threads
-from penstock.use.cli.options import AsJson
+from penstock.use.cli.declared_options import options, takes
+from penstock.use.cli.options import MODEL, OPENING, AsJson, Given
 
 if TYPE_CHECKING:
     from penstock.learn.evaluation.tasks import TaskSettings
 
 
+@takes(
+    settings=(
+        options(
+            "learn.evaluation.tasks.TaskSettings",
+            "shots",
+            "limit",
+            "chat",
+            "samples",
+            "temperature",
+            "max_tokens",
+            "overlap",
+            "unsafe",
+            "seed",
+        ),
+    ),
+    given=(MODEL, options("use.runs.run.Run.evaluate", "output", "rows"), OPENING),
+)
 def run(
-    model: Model,
+    *,
+    given: Given,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,58 +63,7 @@ def run(
             help="Location of a task's data; by default the Hugging Face hub.",
         ),
     ] = None,
-    shots: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Number of solved examples in the prompt; by default as published.",
-            min=0,
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Maximum problems of each task; for MMLU, of each subject.", min=1
-        ),
-    ] = None,
-    chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat/--plain", metavar="", help="Prompt through the model's chat template."
-        ),
-    ] = False,
-    samples: Annotated[int, typer.Option(metavar="N", help="Replies per problem.", min=1)] = 1,
-    temperature: Annotated[
-        float, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy.", min=0)
-    ] = 0.0,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", help="Maximum tokens of a reply.", min=1)
-    ] = 512,
-    unsafe: Annotated[
-        bool,
-        typer.Option(
-            "--unsafe",
-            metavar="",
-            help="Run code written by the model even if there is no sandbox.",
-        ),
-    ] = False,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of sampling.")] = 0,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            help="Save answers and results.json here, and resume from them.",
-        ),
-    ] = None,
-    rows: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Use about N rows of each dataset; by default all.", min=1),
-    ] = None,
-    context_length: ContextLength = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    settings: Given,
     as_json: AsJson = False,
 ) -> None:
     r"""Measure a model: its loss on datasets (--data), and its scores on tasks (--task).
@@ -116,26 +83,11 @@ def run(
     """
     if not data and not task:
         raise ConfigError("nothing to measure: give --data DATASET, --task NAME, or both")
-    figures = ps.open_run(model).evaluate(
+    figures = ps.open_run(given.pop("model")).evaluate(
         # A path is the place of data, whatever its name.
         *(one if is_url(one) else Path(one) for one in data or ()),
-        *_tasks(
-            task or [],
-            task_data or [],
-            shots=shots,
-            limit=limit,
-            chat=chat,
-            samples=samples,
-            temperature=temperature,
-            max_tokens=max_tokens,
-            unsafe=unsafe,
-            seed=seed,
-        ),
-        output=output,
-        rows=rows,
-        context_length=context_length,
-        device=device,
-        threads=threads,
+        *_tasks(task or [], task_data or [], settings),
+        **given,
     )
     if as_json:
         print(json.dumps(figures))
@@ -143,7 +95,7 @@ def run(
         _print(figures["results"], figures.get("tasks", []))
 
 
-def _tasks(names: list[str], places: list[str], **options: Any) -> "list[TaskSettings]":
+def _tasks(names: list[str], places: list[str], options: Given) -> "list[TaskSettings]":
     """The settings of each requested task.
 
     Raises:

@@ -5,34 +5,25 @@ llama.cpp.
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 import penstock as ps
-from penstock.use.cli.model_options import ContextLength, Model
-from penstock.use.cli.options import AsJson
+from penstock.use.cli.declared_options import Option, options, takes
+from penstock.use.cli.options import MODEL, AsJson, Given
 
 
-def run(
-    model: Model,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="New or empty folder.")
-    ],
-    context_length: ContextLength = None,
-    overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", metavar="", help="Replace an earlier export in the folder."),
-    ] = False,
-    adapter: Annotated[
-        bool,
-        typer.Option(
-            "--adapter", metavar="", help="Write the LoRA alone, as peft and vLLM read it."
+@takes(
+    settings=(
+        MODEL,
+        options(
+            "use.runs.run.Run.export",
+            output=Option(metavar="DIR"),
+            context_length=Option(),
+            overwrite=Option(),
+            adapter=Option(),
         ),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+    )
+)
+def run(*, settings: Given, as_json: AsJson = False) -> None:
     """Write the newest checkpoint of a run as a folder that transformers, vLLM and llama.cpp read.
 
     The folder includes tokenizer, chat template, stop ids and context length. LoRA is merged into
@@ -41,9 +32,8 @@ def run(
     Example:
         penstock export runs/first -o exported
     """
-    found = ps.open_run(model).export(
-        output, context_length=context_length, overwrite=overwrite, adapter=adapter
-    )
+    output = settings["output"]
+    found = ps.open_run(settings.pop("model")).export(**settings)
     for notice in found.notices:
         print(f"penstock: {notice}", file=sys.stderr)
     if as_json:

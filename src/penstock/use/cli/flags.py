@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-import penstock as ps
+from penstock.use.cli.options import chat_settings
 
 _WORD = r"[A-Za-z0-9_.%+-]+"
 _ARTICLES = frozenset(("the", "a", "an", "one", "at", "where", "another", "its", "it"))
@@ -75,13 +75,13 @@ class Flags:
         if "chat_config" not in options:
             return cls(options, switches, ())
 
-        return cls(options, switches, frozenset(ps.ChatOptions.__annotations__))
+        return cls(options, switches, frozenset(chat_settings()))
 
     def write(self, name: str, value: str) -> str:
         """A setting with its value; `value` as a run file has it."""
         if name in self.switches and value in ("true", "false"):
             switch = self.switches[name][value == "false"]
-            return switch or f"{self.options[name]} left out"
+            return switch or f"leave out {self.options[name]}"
         if name in self.options:
             return f"{self.options[name]} {value}"
         return (

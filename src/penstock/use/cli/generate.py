@@ -3,38 +3,39 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import penstock as ps
 from penstock.core.errors import RecordError
 from penstock.core.terminal import visible
-from penstock.use.cli.model_options import (
-    ContextLength,
-    Device,
-    MinP,
-    Model,
-    OwnTemperature,
-    Seed,
-    Stop,
-    Threads,
-    TopK,
-    TopP,
-    given_sampling,
-)
-from penstock.use.cli.options import AsJson
+from penstock.use.cli.declared_options import Option, options, takes
+from penstock.use.cli.options import MODEL, OPENING, SAMPLING, AsJson, Given
 
 if TYPE_CHECKING:
     from penstock.use.runs.generating import SampledText
 
 
+@takes(
+    settings=(
+        MODEL,
+        options(
+            "use.runs.run.Run.generate",
+            prompt=Option(repeated=True, hint=str),
+        ),
+        SAMPLING,
+        options(
+            "learn.generation.settings.Sampling",
+            "min_tokens",
+            max_tokens=Option(default="the model's own, or 256"),
+        ),
+        OPENING,
+    )
+)
 def run(
-    model: Model,
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Prompt; may be repeated. By default empty."),
-    ] = None,
+    *,
+    settings: Given,
     file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Read a prompt from a file; - is standard input."),
@@ -49,26 +50,6 @@ def run(
             min=1,
         ),
     ] = 1,
-    temperature: OwnTemperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    seed: Seed = 0,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Maximum tokens of each text; by default the model's own, or 256.",
-            min=1,
-        ),
-    ] = None,
-    min_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Minimum tokens of each text.", min=0)
-    ] = 0,
-    stop: Stop = None,
-    context_length: ContextLength = None,
-    device: Device = "auto",
-    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Generate text with a trained model.
@@ -79,23 +60,19 @@ def run(
     Example:
         penstock generate runs/first --prompt 'The wheel' -n 3 --max-tokens 40
     """
-    trained = ps.open_run(model)
-    prompts = [*(prompt or []), *([_read(file)] if file is not None else [])] or [""]
-    given: dict[str, Any] = given_sampling(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens
-    )
-    given |= {"min_tokens": min_tokens, "stop": tuple(stop or ()), "seed": seed}
-    given |= {"context_length": context_length, "device": device, "threads": threads}
+    trained = ps.open_run(settings.pop("model"))
+    texts = settings.pop("prompt", ())
+    prompts = [*texts, *([_read(file)] if file is not None else [])] or [""]
     if as_json:
-        _print_json(trained, trained.sample(prompts, samples=num, **given))
+        _print_json(trained, trained.sample(prompts, samples=num, **settings))
     elif len(prompts) * num == 1:
-        pieces = trained.stream(prompts[0], **given)
+        pieces = trained.stream(prompts[0], **settings)
         _show(prompts[0])
         for piece in pieces:
             _show(piece)
         print()
     else:
-        _print_texts(trained.sample(prompts, samples=num, **given))
+        _print_texts(trained.sample(prompts, samples=num, **settings))
 
 
 def _read(file: Path) -> str:
@@ -123,7 +100,7 @@ def _print_texts(written: "list[SampledText]") -> None:
         print()
 
 
-def _print_json(trained: ps.Run, written: "list[SampledText]") -> None:
+def _print_json(trained: "ps.Run", written: "list[SampledText]") -> None:
     texts = [
         {
             "prompt": one.prompt,

@@ -1,9 +1,9 @@
 """What `--help` shows: all verbs by what one wants to do, on one screen; after a verb's options,
 its examples.
 
-The list of verbs is plain data, so the first page and the completion of verbs load neither typer
-nor any verb. Examples stand in a verb's docstring, as lines below `Example:`. Colours are used only
-in a terminal, and not with NO_COLOR.
+The list of verbs is plain data, so the first page loads neither typer nor any verb, and the
+completion of verbs no verb. Examples stand in a verb's docstring, as lines below `Example:`.
+Colours are used only in a terminal, and not with NO_COLOR.
 """
 
 import os
@@ -42,7 +42,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "Environment": {
         "doctor": "report what is installed here and what works",
-        "completion": "complete verbs, options and files in your shell",
     },
 }
 """What one wants to do → its verbs, in the order in which they are used, each with at most 50
@@ -84,7 +83,8 @@ def overview(*, colours: bool, lines: int | None = None) -> str:
             heading = group if number == 0 else ""
             page.append(f"{bold}{heading:<14}{plain}{verb_colour}{verb:<15}{plain}{summary}")
         page += [""] if airy else []
-    return "\n".join([*page, "--version prints the version."] if airy else page)
+    end = "--version prints the version; --install-completion lets your shell complete."
+    return "\n".join([*page, end] if airy else page)
 
 
 def show_overview() -> str:

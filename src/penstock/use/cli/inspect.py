@@ -2,133 +2,87 @@
 gets from them.
 """
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 import penstock as ps
-from penstock.use.cli.options import AsJson, ChatConfig, Dtype, EosId, Format, takes_chat_options
+from penstock.core.errors import ConfigError
+from penstock.use.cli.declared_options import Option, options, takes
+from penstock.use.cli.options import CHAT, AsJson, Given
 
 
-@takes_chat_options
+def _slot_range(text: str) -> tuple[int, int]:
+    """ "8:24" → (8, 24)."""
+    begin, _, end = text.partition(":")
+    try:
+        return int(begin or 0), int(end or 1 << 40)
+    except ValueError:
+        raise ConfigError(f"slots: found {text}, expected A:B, such as 0:40") from None
+
+
+_TARGET = "use.runs.inspecting.inspect"
+
+
+@takes(
+    settings=(
+        options(
+            _TARGET,
+            target=Option(
+                argument=True,
+                metavar="TARGET",
+                help=(
+                    "Raw conversations (a file, folder or glob, with --template), a dataset "
+                    "folder, a Megatron prefix, a glob of these, a run file (.yaml), or a run's "
+                    "folder."
+                ),
+            ),
+            html=Option(metavar="FILE"),
+            rows=Option(
+                hint=int,
+                metavar="N",
+                help="Number of packed rows to show.",
+                default="1 for a run file, in a page 8",
+            ),
+            documents=Option(
+                hint=int,
+                metavar="N",
+                help="Number of documents to show, spread evenly.",
+                default="3, in a page or a list 500",
+            ),
+            listed=Option(flag="--list"),
+            step=Option(metavar="NUMBER"),
+            slots=Option(hint=str, metavar="A:B", read=_slot_range),
+            sequence_length=Option(),
+            distances=Option(),
+            tokens=Option(default="120, for conversations 600"),
+            tokenizer=Option(),
+            format=Option(),
+            assignments=Option(flag="--set", metavar="KEY=VALUE"),
+            dtype=Option(),
+            eos_id=Option(),
+        ),
+        *CHAT,
+        options(
+            _TARGET,
+            panel="Chats",
+            compare=Option(metavar="KEY=VALUE"),
+            chat_config=Option(metavar="FILE"),
+        ),
+    )
+)
 def run(
     *,
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET",
-            help=(
-                "Raw conversations (a file, folder or glob, with --template), a dataset folder, a "
-                "Megatron prefix, a glob of these, a run file (.yaml), or a run's folder."
-            ),
-        ),
-    ],
-    html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write an offline HTML page that shows every token."),
-    ] = None,
-    format: Format = None,
-    rows: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Number of packed rows to show. [default: 1 for a run file, in a page 8]",
-            min=1,
-        ),
+    settings: Given,
+    row: Annotated[
+        list[int] | None,
+        typer.Option(metavar="NUMBER", help="Show this row, from 0. May be repeated."),
     ] = None,
     document: Annotated[
         list[int] | None,
-        typer.Option(metavar="NUMBER", help="Show this document in full, from 0; may be repeated."),
+        typer.Option(metavar="NUMBER", help="Show this document in full, from 0. May be repeated."),
     ] = None,
-    documents: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help=(
-                "Number of documents to show, spread evenly. [default: 3, in a page or a list 500]"
-            ),
-            min=0,
-        ),
-    ] = None,
-    listed: Annotated[
-        bool,
-        typer.Option(
-            "--list",
-            metavar="",
-            help="A line for each document: tokens, trained share, and its first words.",
-        ),
-    ] = False,
-    step: Annotated[int, typer.Option(metavar="NUMBER", help="Show rows of this step.", min=0)] = 0,
-    row: Annotated[
-        list[int] | None,
-        typer.Option(
-            metavar="NUMBER",
-            help="Show this row, from 0; may be repeated.",
-        ),
-    ] = None,
-    slots: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A:B", help="Show slots A:B of each row, one per line, with all targets."
-        ),
-    ] = None,
-    sequence_length: Annotated[
-        int, typer.Option(metavar="N", help="Slots of a row, if TARGET is a dataset.", min=2)
-    ] = 1024,
-    distances: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="Targets at distances 1 to N, if TARGET is a dataset.", min=1
-        ),
-    ] = 1,
-    tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help=(
-                "Maximum tokens of a document in the terminal. [default: 120, for conversations "
-                "600]"
-            ),
-            min=2,
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer",
-            "-t",
-            metavar="PATH",
-            help="Encode or decode with this tokenizer instead of the dataset's own.",
-        ),
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help=(
-                "A chat setting, such as field_messages=dialogue, or a key of the run file, such "
-                "as data.loader.seed=7; may be repeated."
-            ),
-        ),
-    ] = None,
-    dtype: Dtype = None,
-    eos_id: EosId = None,
     as_json: AsJson = False,
-    chat_options: dict[str, Any],
-    compare: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help=(
-                "Also show conversations with this setting, side by side: mask_history=true, "
-                "template=other.jinja; may be repeated."
-            ),
-            rich_help_panel="Chats",
-        ),
-    ] = None,
-    chat_config: ChatConfig = None,
 ) -> None:
     """Show raw conversations, a dataset, or the rows of a run exactly as they will be trained.
 
@@ -142,35 +96,8 @@ def run(
         penstock inspect chats.jsonl -t tokenizer --template chatml
         penstock inspect data/chats --rows 8 --html rows.html
     """
-    ps.inspect(
-        target,
-        rows=row or rows,
-        documents=document or documents,
-        step=step,
-        listed=listed,
-        slots=_slot_range(slots),
-        tokens=tokens,
-        tokenizer=tokenizer,
-        sequence_length=sequence_length,
-        distances=distances,
-        html=html,
-        as_json=as_json,
-        format=format,
-        dtype=dtype,
-        eos_id=eos_id,
-        assignments=assignments or (),
-        chat_config=chat_config,
-        compare=compare or (),
-        **chat_options,
-    )
-
-
-def _slot_range(text: str | None) -> tuple[int, int] | None:
-    """ "8:24" → (8, 24)."""
-    if text is None:
-        return None
-    begin, _, end = text.partition(":")
-    try:
-        return int(begin or 0), int(end or 1 << 40)
-    except ValueError:
-        raise typer.BadParameter(f"--slots {text}: expected A:B, such as 0:40") from None
+    if row:
+        settings["rows"] = row
+    if document:
+        settings["documents"] = document
+    ps.inspect(**settings, as_json=as_json)

@@ -2,27 +2,23 @@
 
 import dataclasses
 import json
-from typing import Annotated
-
-import typer
 
 import penstock as ps
-from penstock.use.cli.options import AsJson, Assignments
+from penstock.use.cli.declared_options import Option, options, takes
+from penstock.use.cli.options import ASSIGNMENTS, AsJson, Given
 
 
-def run(
-    run_file: Annotated[
-        str, typer.Argument(metavar="RUN.YAML", help="A run file, or a run's folder.")
-    ],
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Steps to plan; default: those of the run, else 100.", min=1
+@takes(
+    settings=(
+        options(
+            "use.runs.planning.plan_run",
+            run_file=Option(argument=True, metavar="RUN.YAML"),
+            steps=Option(),
         ),
-    ] = None,
-    assignments: Assignments = None,
-    as_json: AsJson = False,
-) -> None:
+        ASSIGNMENTS,
+    )
+)
+def run(*, settings: Given, as_json: AsJson = False) -> None:
     """Plan the first steps of a run without training: rows, tokens, shares, epochs, padding, drops,
     memory.
 
@@ -37,7 +33,7 @@ def run(
     Example:
         penstock plan run.yaml --steps 20
     """
-    report = ps.plan_run(run_file, steps=steps, assignments=assignments or ())
+    report = ps.plan_run(**settings)
     if as_json:
         more = {"padding_share": report.padding_share, "warnings": report.warnings}
         print(json.dumps({**dataclasses.asdict(report), **more}))

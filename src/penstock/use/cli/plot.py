@@ -1,56 +1,28 @@
 """`penstock plot`: training curves of one or several runs."""
 
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 import penstock as ps
+from penstock.use.cli.declared_options import Option, options, takes
+from penstock.use.cli.options import Given
 
 
+@takes(
+    settings=(options("use.runs.run.Run.plot", output=Option(metavar="FILE"), over=Option()),),
+    view=(
+        options("learn.training.curves.View", "log_x", "log_y", smoothing=Option(metavar="SHARE")),
+    ),
+)
 def run(
+    *,
     runs: Annotated[
         list[str],
         typer.Argument(metavar="RUN...", help="Folders of runs; all curves share the same axes."),
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="An offline page (.html) or a picture (.png, needs matplotlib). "
-            "[default: curves.html in the first run's folder]",
-        ),
-    ] = None,
-    over: Annotated[
-        Literal["step", "tokens"],
-        typer.Option(metavar="step|tokens", help="Horizontal axis: steps, or trained tokens."),
-    ] = "step",
-    smoothing: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            help=(
-                "Share of the horizontal axis after which a value weighs half in the smoothed "
-                "curve; 0: the values alone. The page has a slider for it."
-            ),
-            min=0,
-            max=1,
-        ),
-    ] = 0.01,
-    log_x: Annotated[
-        bool,
-        typer.Option(
-            "--log-x", metavar="", help="Logarithmic horizontal axis; the page has a switch."
-        ),
-    ] = False,
-    log_y: Annotated[
-        bool,
-        typer.Option(
-            "--log-y", metavar="", help="Logarithmic vertical axes; the page has a switch."
-        ),
-    ] = False,
+    settings: Given,
+    view: Given,
 ) -> None:
     """Draw loss, throughput, learning rate and evaluations of one or several runs.
 
@@ -60,5 +32,4 @@ def run(
     Example:
         penstock plot runs/first runs/second -o curves.html
     """
-    view = ps.training.View(smoothing=smoothing, log_x=log_x, log_y=log_y)
-    print(ps.training.plot_runs(runs, output, over=over, view=view))
+    print(ps.training.plot_runs(runs, **settings, view=ps.training.View(**view)))

@@ -1,35 +1,24 @@
 """`penstock reference`: store a reference model's log-probabilities next to the data."""
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 import penstock as ps
-from penstock.use.cli.model_options import Device, Model, Threads
+from penstock.use.cli.declared_options import Option, options, takes
+from penstock.use.cli.options import MODEL, Given
 
 
-def run(
-    model: Model,
-    data: Annotated[
-        Path, typer.Argument(metavar="DATASET", help="A dataset that penstock prepare made.")
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="A new folder for the result.")
-    ],
-    column: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help=(
-                "reference_log_probabilities; or trainer_log_probabilities, which policies read "
-                "as those of the model that sampled the answers."
-            ),
+@takes(
+    settings=(
+        MODEL,
+        options(
+            "use.runs.run.Run.reference",
+            data=Option(argument=True, metavar="DATASET"),
+            output=Option(metavar="FOLDER"),
+            column=Option(metavar="NAME"),
+            device=Option(),
+            threads=Option(),
         ),
-    ] = "reference_log_probabilities",
-    device: Device = "auto",
-    threads: Threads = None,
-) -> None:
+    )
+)
+def run(*, settings: Given) -> None:
     """Write a copy of a dataset with the log-probability that a reference model gives each trained
     token.
 
@@ -38,7 +27,7 @@ def run(
     Example:
         penstock reference runs/first data/chats -o data/chats-with-reference
     """
-    found = ps.open_run(model).reference(
-        data, output, column=column, device=device, threads=threads
-    )
+    output = settings["output"]
+    found = ps.open_run(settings.pop("model")).reference(**settings)
+    column = settings.get("column", "reference_log_probabilities")
     print(f"{output}: {len(found):,} documents with the column {column}")

@@ -2,16 +2,17 @@
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 import penstock as ps
-from penstock.core.errors import ConfigError, TokenizerError
+from penstock.core.errors import TokenizerError
 from penstock.core.terminal import safe_console, visible
 from penstock.tokenizers import Tokenizer
 from penstock.use.cli import used
-from penstock.use.cli.options import AsJson, Delimiter, Format, OnDamagedFile, Separator, TextField
+from penstock.use.cli.declared_options import Option, options, takes
+from penstock.use.cli.options import ESCAPED, FIELDS, SOURCES, AsJson, Given
 
 if TYPE_CHECKING:
     from penstock.tokenizers import Tokenizer
@@ -21,55 +22,31 @@ app = typer.Typer(
 )
 
 
+_PREPARE = "data.prepare.settings.PrepareSettings"
+
+
 @app.command()
-def train(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SOURCE", help="Files, folders, globs (quoted) or URLs such as s3://…."
+@takes(
+    settings=(
+        options(
+            "tokenizers.training.train_tokenizer",
+            "vocab_size",
+            output=Option(metavar="DIR"),
+            special_tokens=Option(flag="--special"),
+            overwrite=Option(),
         ),
-    ],
-    vocab_size: Annotated[
-        int,
-        typer.Option(
-            "--vocab-size", metavar="N", help="Number of ids: 256 bytes, control tokens and merges."
+    ),
+    reading=(
+        options(
+            "data.prepare.preparation.prepare",
+            source=Option(argument=True, metavar="SOURCE", repeated=True, help=SOURCES),
         ),
-    ],
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            help="Folder for tokenizer.json and tokenizer_config.json.",
-        ),
-    ],
-    special: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--special",
-            metavar="TEXT",
-            help="Control token besides BOS, EOS and padding; may be repeated.",
-        ),
-    ] = None,
-    format: Format = None,
-    text_field: TextField = "text",
-    separator: Separator = None,
-    delimiter: Delimiter = None,
-    on_error: Annotated[
-        str,
-        typer.Option(
-            "--on-error",
-            metavar="stop|skip",
-            help="At a bad record: stop, or skip it and count it.",
-        ),
-    ] = "stop",
-    on_damaged_file: OnDamagedFile = "stop",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", metavar="", help="Replace an existing tokenizer.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+        options(_PREPARE, "format"),
+        FIELDS,
+        options(_PREPARE, "on_error", "on_damaged_file", separator=ESCAPED, delimiter=ESCAPED),
+    ),
+)
+def train(*, reading: Given, settings: Given, as_json: AsJson = False) -> None:
     r"""Train a byte-level BPE on text, and save it in a form that transformers loads.
 
     Its alphabet has all 256 bytes, so it encodes any text. The same text gives the same tokenizer,
@@ -79,34 +56,23 @@ def train(
         penstock tokenizer train stories.jsonl --vocab-size 2000 \
             --special '<|im_start|>' --special '<|im_end|>' -o tokenizer
     """
-    for name, given in (("on_error", on_error), ("on_damaged_file", on_damaged_file)):
-        if given not in ("stop", "skip"):
-            raise ConfigError(f"{name} must be stop or skip; got {given!r}")
     rejects: list[ps.sources.Reject] = []
     damage: list[ps.sources.Damage] = []
-    damaged = used.records.stop_at_damage if on_damaged_file == "stop" else damage.append
-    fields = ps.sources.Fields(text=text_field)
+    skip = rejects.append if reading.pop("on_error", "stop") == "skip" else None
+    stop = reading.pop("on_damaged_file", "stop") == "stop"
+    damaged = used.records.stop_at_damage if stop else damage.append
+    fields = ps.sources.Fields(text=reading.pop("text_field", "text"))
     parts = ps.sources.open_sources(
-        sources,
-        format=format,
-        fields=fields,
-        separator=separator,
-        delimiter=delimiter,
-        damaged=damaged,
+        reading.pop("source"), fields=fields, damaged=damaged, **reading
     )
     damage.clear()  # reading reports it again
     files = [file for part in parts for file in part.sources]
     packed = any(file.compression or file.suffixes[0] in (".parquet", ".arrow") for file in files)
     try:
         tokenizer = ps.train_tokenizer(
-            ps.sources.read_texts(
-                parts, skip=rejects.append if on_error == "skip" else None, damaged=damaged
-            ),
-            vocab_size=vocab_size,
-            output=output,
-            special_tokens=special or (),
-            overwrite=overwrite,
+            ps.sources.read_texts(parts, skip=skip, damaged=damaged),
             total_bytes=None if packed else sum(part.size_bytes for part in parts),
+            **settings,
         )
     finally:
         if rejects:
@@ -121,40 +87,19 @@ def train(
 
 
 @app.command()
-def add(
-    tokenizer: Annotated[
-        str,
-        typer.Argument(
-            metavar="PATH", help="A tokenizer.json, its folder, or a name on the Hugging Face hub."
+@takes(
+    settings=(
+        options(
+            "tokenizers.extension.add_tokens",
+            tokenizer=Option(argument=True, metavar="PATH", hint=str),
+            tokens=Option(flag="--token"),
+            sentinels=Option(),
+            output=Option(metavar="DIR", required=True),
+            overwrite=Option(),
         ),
-    ],
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            help="Folder for the new tokenizer; the old one is unchanged.",
-        ),
-    ],
-    token: Annotated[
-        list[str] | None,
-        typer.Option("--token", metavar="TEXT", help="Control token to add; may be repeated."),
-    ] = None,
-    sentinels: Annotated[
-        int,
-        typer.Option(
-            "--sentinels",
-            metavar="N",
-            min=0,
-            help="Add <extra_id_0> to <extra_id_N-1>, for denoising.",
-        ),
-    ] = 0,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", metavar="", help="Replace an existing tokenizer.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+    )
+)
+def add(*, settings: Given, as_json: AsJson = False) -> None:
     """Add control tokens after all existing ids, so that prepared datasets stay valid.
 
     Then enlarge the model's embedding to the new size.
@@ -162,39 +107,29 @@ def add(
     Example:
         penstock tokenizer add tokenizer --sentinels 100 -o tokenizer-ul2
     """
-    made = ps.tokenizers.add_tokens(
-        tokenizer, token or (), sentinels=sentinels, output=output, overwrite=overwrite
-    )
+    made = ps.tokenizers.add_tokens(**settings)
     _show(describe(made), as_json)
 
 
 @app.command()
-def show(
-    tokenizer: Annotated[
-        str,
-        typer.Argument(metavar="PATH", help="A file, a folder, or a name on the Hugging Face hub."),
-    ],
-    revision: Annotated[
-        str | None,
-        typer.Option("--revision", metavar="NAME", help="Branch, tag or commit on the hub."),
-    ] = None,
-    pattern: Annotated[
-        str | None,
-        typer.Option(
-            "--pattern",
-            metavar="REGEX",
-            help="Pre-tokenization pattern for a .tiktoken file that has none.",
+@takes(
+    settings=(
+        options(
+            "tokenizers.loading.load_tokenizer",
+            path_or_name=Option(argument=True, metavar="PATH"),
+            revision=Option(metavar="NAME"),
+            pattern=Option(metavar="REGEX"),
         ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+    )
+)
+def show(*, settings: Given, as_json: AsJson = False) -> None:
     """Describe a tokenizer: kind, size, control tokens, encoder, and whether every id has exact
     bytes.
 
     Example:
         penstock tokenizer show tokenizer
     """
-    _show(describe(ps.load_tokenizer(tokenizer, revision=revision, pattern=pattern)), as_json)
+    _show(describe(ps.load_tokenizer(**settings)), as_json)
 
 
 def describe(tokenizer: "Tokenizer") -> dict[str, Any]:

@@ -8,40 +8,35 @@ import typer
 
 import penstock as ps
 from penstock.core.errors import ConfigError
-from penstock.use.cli.options import AsJson, Assignments
+from penstock.use.cli.declared_options import Option, options, takes
+from penstock.use.cli.options import ASSIGNMENTS, AsJson, Given
 
 if TYPE_CHECKING:
-    from penstock.use.runs.planning import TrainingPlan
+    from penstock.use.runs.dry_runs import TrainingPlan
 
 
+def beginning(run: str) -> list[str]:
+    """`--continue-from` as an assignment."""
+    return [f"training.continue_from={json.dumps(run)}"]
+
+
+@takes(
+    settings=(
+        options(
+            "use.runs.dry_runs.plan_training",
+            run_file=Option(argument=True, metavar="RUN.YAML"),
+        ),
+        options("use.runs.training.train", "resume", output=Option(metavar="RUN", required=False)),
+        options(
+            "learn.training.settings.TrainSettings",
+            continue_from=Option(hint=str, metavar="RUN", read=beginning),
+        ),
+        ASSIGNMENTS,
+    )
+)
 def run(
-    run_file: Annotated[
-        str, typer.Argument(metavar="RUN.YAML", help="A run file with data, model and training.")
-    ],
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output", "-o", metavar="RUN", help="Folder of the run: new, or one to resume."
-        ),
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", metavar="", help="Resume from the newest complete checkpoint of the folder."
-        ),
-    ] = False,
-    continue_from: Annotated[
-        str | None,
-        typer.Option(
-            "--continue-from",
-            metavar="RUN",
-            help=(
-                "Begin a new run with weights, optimizer, schedule and place in the data of "
-                "another run's newest checkpoint; training.continue_from says which of them, and "
-                "which checkpoint."
-            ),
-        ),
-    ] = None,
+    *,
+    settings: Given,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -53,7 +48,6 @@ def run(
             ),
         ),
     ] = False,
-    assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a model as a run file describes; use `torchrun … -m penstock train` for several
@@ -68,22 +62,18 @@ def run(
         penstock train run.yaml -o runs/second --set training.optimizer.kind=muon
         penstock train more.yaml -o runs/more --continue-from runs/first
     """
-    if output is None and (resume or not dry_run):
+    if "output" not in settings and ("resume" in settings or not dry_run):
         raise ConfigError("--output is missing: give the folder of the run")
-    given = [*(assignments or []), *beginning(continue_from)]
+    begun = settings.pop("continue_from", [])
+    settings["assignments"] = [*settings.pop("assignments", ()), *begun]
     if dry_run:
-        planned = ps.plan_training(run_file, output=output, resume=resume, assignments=given)
+        planned = ps.plan_training(**settings)
         if planned is not None:
             _print_plan(planned, as_json)
         return
-    done = ps.train(run_file, output=output or "", resume=resume, assignments=given)
+    done = ps.train(settings.pop("run_file"), **settings)
     if as_json and ps.DataParallel.from_env().rank == 0:
         print(json.dumps(done.metrics[-1]))
-
-
-def beginning(run: str | None) -> list[str]:
-    """`--continue-from` as an assignment."""
-    return [] if run is None else [f"training.continue_from={json.dumps(run)}"]
 
 
 def _print_plan(planned: "TrainingPlan", as_json: bool) -> None:

@@ -1,7 +1,7 @@
 """Modules that verbs work with, imported when a verb that runs first uses them.
 
 So neither the help of a verb nor its completion waits for more than its options. One name stands
-for each module, such as `used.teacher_audit.Audit`. What is public is used as `ps.prepare`.
+for each module, such as `used.projection.control_pairs`. What is public is used as `ps.prepare`.
 """
 
 from penstock.core.lazy_imports import lazy
@@ -15,7 +15,7 @@ with lazy(__name__):
     from penstock.use.config import document, run_file
     from penstock.use.config import models as checked_models
     from penstock.use.config.axolotl import conversion, notes
-    from penstock.use.inspection import teacher_audit, teacher_terminal
+    from penstock.use.inspection import teacher_audit_inputs, teacher_terminal
     from penstock.use.runs import kernels
 
 __all__ = [
@@ -30,6 +30,6 @@ __all__ = [
     "projection",
     "records",
     "run_file",
-    "teacher_audit",
+    "teacher_audit_inputs",
     "teacher_terminal",
 ]

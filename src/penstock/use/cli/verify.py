@@ -9,10 +9,13 @@ import typer
 import penstock as ps
 from penstock.core.terminal import visible
 from penstock.use.cli import used
-from penstock.use.cli.options import AsJson, Dtype, EosId
+from penstock.use.cli.declared_options import options, takes
+from penstock.use.cli.options import BARE_TOKENS, AsJson, Given
 
 
+@takes(settings=(BARE_TOKENS, options("data.shards.verify.verify", "vocab_size")))
 def run(
+    *,
     paths: Annotated[
         list[str],
         typer.Argument(
@@ -22,16 +25,8 @@ def run(
             ),
         ),
     ],
-    dtype: Dtype = None,
-    eos_id: EosId = None,
-    vocab_size: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Megatron and .npy: check that every id is below N. A dataset stores its own.",
-        ),
-    ] = None,
-    json: AsJson = False,
+    settings: Given,
+    as_json: AsJson = False,
 ) -> None:
     """Check every byte of datasets against their checksums, and name the shard and document of each
     fault.
@@ -43,14 +38,10 @@ def run(
     """
     reports = []
     for path in (path for given in paths for path in used.datasets.dataset_paths(given)):
-        reports.append(
-            ps.shards.verify(
-                path, dtype=dtype, eos_id=eos_id, vocab_size=vocab_size, progress=not json
-            )
-        )
-        if not json:
+        reports.append(ps.shards.verify(path, **settings, progress=not as_json))
+        if not as_json:
             _print_text(reports[-1])
-    if json:
+    if as_json:
         _print_json(reports)
     if not all(report.sound for report in reports):
         raise typer.Exit(1)

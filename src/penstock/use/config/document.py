@@ -6,12 +6,12 @@ must be text.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import yaml
 
 from penstock.core.errors import ConfigError
-from penstock.core.json_values import JsonObject
+from penstock.core.json_values import JsonObject, JsonValue
 from penstock.core.yaml_files import DEEPEST, parse_yaml, read_yaml
 from penstock.data.shards.opening import corpus_name
 
@@ -113,7 +113,7 @@ def override(document: Document, assignments: list[str]) -> Document:
         ConfigError: An assignment has no `=`, or its path enters something that is neither a
             mapping nor a list.
     """
-    values = _copied(document.values)
+    values = copied(document.values)
     assigned: dict[Place, str] = {}
     for assignment in assignments:
         path, sign, text = assignment.partition("=")
@@ -144,13 +144,13 @@ def override(document: Document, assignments: list[str]) -> Document:
     return Document(document.name, values, document.lines, assigned)
 
 
-def _copied(value: object) -> Any:
+def copied(value: object) -> JsonValue:
     """A deep copy in which aliases (YAML's `*name`) are separate copies, so that setting one does
     not change others.
     """
     if isinstance(value, dict):
-        return {key: _copied(entry) for key, entry in value.items()}
-    return [_copied(entry) for entry in value] if isinstance(value, list) else value
+        return {key: copied(entry) for key, entry in value.items()}
+    return [copied(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _key(holder: object, part: str, assignment: str) -> str | int:

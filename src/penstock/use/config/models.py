@@ -35,14 +35,8 @@ from penstock.learn.training.settings import TrainSettings
 from penstock.plan.loader.mixture import Source
 from penstock.plan.loader.plan_settings import PlanSettings
 from penstock.use.config.document import Document, Place
-from penstock.use.config.validation import (
-    KINDS,
-    OBJECTIVE,
-    complaints,
-    kind_model,
-    objective_of,
-    told_apart,
-)
+from penstock.use.config.kinds import KINDS, OBJECTIVE, kind_model, objective_of, told_apart
+from penstock.use.config.validation import complaints
 
 _IN_FILES: dict[tuple[type, str], tuple[Any, Callable[[Any], Any]]] = {
     (Source, "path"): (str | Sequence[str], lambda path: path),
@@ -65,7 +59,7 @@ class.
 """
 
 
-def _no_truth(value: object) -> Any:
+def _no_truth(value: object) -> object:
     """Refuse true and false, which Python takes for 1 and 0. The error text names what was
     expected.
     """
@@ -115,7 +109,7 @@ def model_of(settings: type) -> type[BaseModel]:
     return model
 
 
-def build(value: object, document: Document, place: Place = ()) -> Any:
+def build(value: object, document: Document, place: Place = ()) -> object:
     """The settings instance for a checked model.
 
     Raises:
@@ -184,7 +178,7 @@ def _given_fields(settings: type) -> list["dataclasses.Field[Any]"]:
     return [field for field in dataclasses.fields(settings) if field.init]
 
 
-def _checked_type(hint: object) -> Any:
+def _checked_type(hint: object) -> object:
     """The type that pydantic checks for a field: settings classes become models, sequences become
     lists.
     """
@@ -207,7 +201,7 @@ def _checked_type(hint: object) -> Any:
     return list[inner[0]] if origin is Sequence else origin[inner]  # type: ignore[valid-type]
 
 
-def _default(settings: type, field: "dataclasses.Field[Any]") -> Any:
+def _default(settings: type, field: "dataclasses.Field[Any]") -> object:
     """The field's default as a file would write it; `...` if it is required."""
     if field.name == "objective" and (settings, field.name) in _IN_FILES:
         return "causal"

@@ -1,16 +1,17 @@
 """What is said of a training run before it starts: parameters, memory, rows, steps."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from penstock.learn.training import Trainer
+from penstock.core.arrays import Int64
 from penstock.models import ModelSettings
 from penstock.models.recurrent.choice import recurrent_operations
 from penstock.plan.loader.loader import Loader
 
 if TYPE_CHECKING:
     from penstock.learn.distillation.distiller import Distiller
+    from penstock.learn.training import Trainer
     from penstock.learn.training.distributed import Ranks
 
 
@@ -56,12 +57,22 @@ def describe(trainer: "Trainer", model: ModelSettings | str | None) -> list[tupl
     ]
 
 
+@runtime_checkable
+class InPasses(Protocol):
+    """A model whose rows may take several passes: one of transformers."""
+
+    runs_several_passes: bool
+
+    def packing_cost(self, begins: Int64, ends: Int64) -> str:
+        """What a row of documents costs more than one pass, in words."""
+
+
 def _packing_way(trainer: "Trainer") -> str:
     """How rows of several documents run, and what the first row costs more than one pass."""
-    model: Any = trainer.model
-    way: str = model.packing(trainer.loader.settings.sequence_length).way
-    # Only models of transformers may. Where they do not, the plan need not be replayed.
-    if not getattr(model, "runs_several_passes", False):
+    model = trainer.model
+    way = model.packing(trainer.loader.settings.sequence_length).way
+    # Where a row takes one pass, the plan need not be replayed.
+    if not isinstance(model, InPasses) or not model.runs_several_passes:
         return way
     pieces = trainer.loader.explain(trainer.loader.step, row=0)
     begins = np.array([piece.begin for piece in pieces], np.int64)

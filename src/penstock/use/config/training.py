@@ -20,11 +20,13 @@ from penstock.core.urls import shown_urls
 from penstock.core.yaml_files import parse_yaml, read_yaml, write_yaml
 from penstock.learn.training import RunFolder, Trainer, TrainSettings
 from penstock.learn.training.agreement import shared_settings
-from penstock.learn.training.checks import check_memory, check_writers, freeze, prepare_torch
+from penstock.learn.training.checks import check_writers, freeze
 from penstock.learn.training.continued import Continued
 from penstock.learn.training.continuing import begin_from, checkpoint_of
+from penstock.learn.training.determinism import prepare_torch
 from penstock.learn.training.evaluators import make_evaluators
 from penstock.learn.training.loss_groups import LossGroups
+from penstock.learn.training.memory import check_memory
 from penstock.learn.training.processes import in_step
 from penstock.learn.training.restoring import take_weights
 from penstock.learn.training.run_folder import (

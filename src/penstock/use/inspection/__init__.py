@@ -5,7 +5,7 @@ Pages and raw conversations are in modules that are imported only when needed: `
 `pages`, `conversations` and `conversation_views`.
 """
 
-from penstock.core.lazy_imports import public_names
+from penstock.core.lazy_imports import lazy
 from penstock.use.inspection.datasets import (
     DatasetSummary,
     DocumentView,
@@ -25,7 +25,12 @@ from penstock.use.inspection.terminal import (
 from penstock.use.inspection.terminal_tokens import Style, make_console
 from penstock.use.inspection.text import token_texts, tokenizer_of
 
+with lazy(__name__):
+    from penstock.use.inspection.teacher_audit import AuditReport
+    from penstock.use.inspection.teacher_audit_inputs import audit_teacher
+
 __all__ = [
+    "AuditReport",
     "CutDocuments",
     "DatasetSummary",
     "DocumentView",
@@ -33,6 +38,7 @@ __all__ = [
     "RowView",
     "SourcePlan",
     "Style",
+    "audit_teacher",
     "dataset_view",
     "document_view",
     "dry_run",
@@ -46,5 +52,3 @@ __all__ = [
     "view_document",
     "view_rows",
 ]
-
-__dir__ = public_names(__name__)

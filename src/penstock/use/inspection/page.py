@@ -11,13 +11,11 @@ fetches.
 """
 
 import base64
-import hashlib
 import html
 import json
 import os
 import re
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, final
 
@@ -26,6 +24,7 @@ import numpy as np
 from penstock.core.arrays import Array
 from penstock.core.errors import OutputError
 from penstock.core.json_values import JsonObject
+from penstock.core.page_assets import asset, inline_hash
 from penstock.plan.inputs import IGNORE
 from penstock.use.inspection.images import MOST_PICTURES, ShownImage
 from penstock.use.inspection.page_model import (
@@ -134,11 +133,12 @@ def write_html(path: str | os.PathLike[str], data: PageData) -> None:
 
 def page_html(data: PageData) -> str:
     """The page as text."""
-    script = '"use strict";\n' + "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
-    style = _asset("style.css")
+    script = '"use strict";\n' + "\n".join(asset(__package__, f"{name}.js") for name in SCRIPTS)
+    style = asset(__package__, "style.css")
     content = {
         "policy": (
-            f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+            f"default-src 'none'; style-src '{inline_hash(style)}'; "
+            f"script-src '{inline_hash(script)}'; "
             "img-src data:; base-uri 'none'"
         ),
         "title": html.escape(data.title),
@@ -150,17 +150,10 @@ def page_html(data: PageData) -> str:
         ),
     }
     # One pass, so that a placeholder inside the data stays unchanged.
-    page = re.sub(r"\{\{(\w+)\}\}", lambda found: content[found[1]], _asset("page.html"))
+    page = re.sub(
+        r"\{\{(\w+)\}\}", lambda found: content[found[1]], asset(__package__, "page.html")
+    )
     return page.encode("utf-8", "backslashreplace").decode()
-
-
-def _asset(name: str) -> str:
-    return files("penstock.use.inspection").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    """Hash of inline text in the form of a content security policy."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def payload(data: PageData) -> JsonObject:

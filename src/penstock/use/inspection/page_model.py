@@ -8,7 +8,7 @@ trained shares, and tokens by role.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -355,7 +355,7 @@ def with_blanks(pieces: Sequence[str], roles: Array) -> Array:
     return roles
 
 
-def pieces_of(text: str, begins: Any, ends: Any) -> list[str]:
+def pieces_of(text: str, begins: Array, ends: Array) -> list[str]:
     """The text of each token, such that each character appears once.
 
     A character that several tokens share belongs to the last of them.

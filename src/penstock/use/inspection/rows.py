@@ -302,7 +302,7 @@ def rewritings_of(loader: Loader) -> list[Rewriting]:
 
 
 def stretches_of(
-    rewriting: Any, piece: Any, tokens: Any, begin: int, prefix: int
+    rewriting: Any, piece: Any, tokens: Array, begin: int, prefix: int
 ) -> tuple[Stretch, ...]:
     """The stretches of one document in a row, in order; none if it is unchanged.
 

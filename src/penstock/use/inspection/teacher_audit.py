@@ -1,31 +1,23 @@
 """What a student could learn from a teacher with another tokenizer, counted before any training.
 
 `Audit` takes texts, token ids or conversations one at a time. It counts how many of the student's
-tokens are in chunks, what the vocabularies share, and where the two texts differ. `audit_texts`,
-`audit_dataset` and `audit_chats` feed it from files, a prepared dataset, or conversations under two
-templates. Cost: encoding on both sides, and about 50 ns a token.
+tokens are in chunks, what the vocabularies share, and where the two texts differ. Cost: encoding on
+both sides, and about 50 ns a token.
 """
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import islice
-from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
-from penstock.chat import encode, load_template
-from penstock.core.errors import ConfigError, RecordError
 from penstock.core.json_values import JsonObject
-from penstock.data.shards.opening import open_dataset
-from penstock.data.sources import Fields, open_sources, read_texts
 from penstock.learn.distillation.companions import align_chats
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.alignment import CONTROL, DIFFERENT, EQUIVALENT, EXACT, Aligner, Alignment
 from penstock.tokenizers.alignment_sides import has_byte_table
-from penstock.use.inspection.conversations import sample_records
 
 WORST_PLACES = 5
 SHOWN_CHARACTERS = 48
@@ -368,74 +360,3 @@ def _advise(
         "h_kl",
         f"The teacher has {words}, and {numerals}: h_kl, over the common vocabulary.{look}",
     )
-
-
-def audit_texts(
-    audit: Audit,
-    sources: Sequence[str],
-    count: int,
-    *,
-    format: str | None = None,
-    text_field: str = "text",
-) -> None:
-    """Count the first `count` texts of files, folders, globs or URLs.
-
-    Raises:
-        RecordError: There is no such file, or a record cannot be read.
-    """
-    parts = open_sources(list(sources), format=format, fields=Fields(text=text_field))
-    for text in islice(read_texts(parts), count):
-        audit.add_text(text)
-
-
-def audit_dataset(audit: Audit, path: str, student: Tokenizer, count: int) -> None:
-    """Count `count` documents of a dataset of the student's tokens, spread evenly over it.
-
-    Raises:
-        ConfigError: The dataset was prepared with another tokenizer.
-        FormatError: There is no dataset.
-    """
-    dataset = open_dataset(path)
-    made_by = dataset.tokenizer
-    if made_by is not None and made_by.fingerprint != student.fingerprint:
-        raise ConfigError(
-            f"{path}: was prepared with another tokenizer ({made_by.name}, "
-            f"{made_by.fingerprint[:8]}) than the student's ({student.name}, "
-            f"{student.fingerprint[:8]}); give {Path(path) / 'tokenizer'} as STUDENT"
-        )
-    for document in np.unique(
-        np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(np.int64)
-    ).tolist():
-        audit.add_ids(dataset[document].tokens)
-
-
-def audit_chats(
-    audit: Audit,
-    sources: Sequence[str],
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    templates: tuple[str, str],
-    count: int,
-) -> None:
-    """Count the trained turns of `count` conversations, each rendered by the student's and the
-    teacher's template.
-
-    Raises:
-        RecordError: A record cannot be read, or fails a check for training; names its file and
-            line.
-        ConfigError: There is no such template.
-    """
-    loaded = [
-        load_template(template, tokenizer=one)
-        for template, one in zip(templates, tokenizers, strict=True)
-    ]
-    for record in sample_records(list(sources), count).records:
-        if record.value is None:
-            raise RecordError(f"{record.origin}: {record.problem}")
-        try:
-            chats = [
-                encode(record.value, tokenizer=one, template=template)
-                for one, template in zip(tokenizers, loaded, strict=True)
-            ]
-            audit.add_chat(*chats)
-        except RecordError as error:
-            raise RecordError(f"{record.origin}: {error}") from error

@@ -15,7 +15,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.folders import base_name
 from penstock.core.suggestions import refuse_unknown
 from penstock.data.prepare.chat_settings import ChatSettings, chat_names
-from penstock.data.prepare.options import ChatOptions
+from penstock.data.prepare.prepare_keywords import ChatOptions
 from penstock.data.shards.opening import open_dataset
 from penstock.data.shards.tables.corpus import Corpus
 from penstock.data.sources.formats import EXTENSIONS

@@ -1,18 +1,15 @@
-"""The keyword arguments of `ps.train`, `ps.distill` and the methods of `Run`, with types that
-editors complete.
+"""Keyword arguments of `ps.train`, `ps.distill`, `ps.build_model` and the methods of `Run`.
 
-They are the settings of a run file by the same names; `tests/training/test_keywords.py` compares
-each with its class. Settings of the sections `optimizer` and `schedule` may be given directly:
-`learning_rate=1e-3` is `optimizer={"learning_rate": 1e-3}`.
+They are the settings of a run file by the same names. Settings of the sections `optimizer` and
+`schedule` may be given directly: `learning_rate=1e-3` is `optimizer={"learning_rate": 1e-3}`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+# Written by `make keywords` from the classes that declare these settings.
+
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict
 
-from penstock.learn.distillation.settings import Kind, LossSettings, TeacherSettings
-from penstock.learn.evaluation.tasks import TaskSettings
 from penstock.learn.training.continued import ContinueSettings
-from penstock.learn.training.evaluator_settings import EvaluatorSettings
 from penstock.learn.training.optimizer_settings import OptimizerSettings, ScheduleSettings, Shape
 from penstock.learn.training.path_settings import PolicySettings, PreferenceKind, PreferenceSettings
 from penstock.learn.training.settings import (
@@ -23,26 +20,17 @@ from penstock.learn.training.settings import (
 )
 from penstock.models.lora.settings import LoraSettings
 from penstock.models.settings import BlockSettings, Dtype, VisionSettings
-from penstock.plan.loader.mixture import Mixture, Source
-
-Values = Mapping[str, Any]
-"""Settings of a section by their names."""
-Evaluation = EvaluatorSettings | TaskSettings | Source | Mixture | Values | str | Callable[..., Any]
-"""Settings; a task; held-out data (a source, a mixture, a dataset's folder); or a function of your
-own.
-"""
-TeacherLike = str | TeacherSettings | Values
-"""A run's folder or a model of transformers, or settings of a teacher."""
+from penstock.use.runs.given import Evaluation, Values
 
 
 class OptimizerKeywords(TypedDict, total=False):
     """Settings of `optimizer`; see `OptimizerSettings`."""
 
     learning_rate: float | None
+    learning_rate_factors: Mapping[str, float]
     betas: tuple[float, float]
     eps: float
     weight_decay: float
-    learning_rate_factors: Mapping[str, float]
     decay_embeddings: bool
     momentum: float
     clip_norm: float | None
@@ -57,14 +45,16 @@ class ScheduleKeywords(TypedDict, total=False):
     floor: float
 
 
-class _Common(OptimizerKeywords, ScheduleKeywords, total=False):
+class Common(OptimizerKeywords, ScheduleKeywords, total=False):
+    """Settings of `training` with and without a teacher."""
+
     steps: int | None
-    continue_from: ContinueSettings | Values | str | None
     optimizer: OptimizerSettings | Values | Literal["adamw", "muon"]
     schedule: ScheduleSettings | Values | Shape
+    continue_from: ContinueSettings | str | Values | None
     on_step: Callable[..., Any] | str | None
     preference: PreferenceSettings | Values | PreferenceKind | None
-    policy: PolicySettings | Values | None
+    policy: PolicySettings | Values | Literal["clip", "cispo"] | None
     z_loss: float
     lora: LoraSettings | Values | None
     frozen: tuple[str, ...]
@@ -88,13 +78,13 @@ class _Common(OptimizerKeywords, ScheduleKeywords, total=False):
     tensor_logs: TensorLogSettings | Values
 
 
-class TrainKeywords(_Common, total=False):
+class TrainKeywords(Common, total=False):
     """Settings of `training`; see `TrainSettings`."""
 
     loss: Callable[..., Any] | str | None
 
 
-class DistillKeywords(_Common, total=False):
+class DistillKeywords(Common, total=False):
     """Settings of `training` and of `teacher`; see `TrainSettings` and `DistillationSettings`."""
 
     cross_entropy: float
@@ -103,10 +93,6 @@ class DistillKeywords(_Common, total=False):
     choose: Literal["all", "by_score", "best"]
     score: Literal["likelihood", "entropy", "confidence"]
     sharpness: float
-
-
-DistillLoss = LossSettings | Values | Kind
-"""The loss between student and teacher."""
 
 
 class ModelKeywords(TypedDict, total=False):
@@ -189,15 +175,11 @@ class ServeKeywords(OpeningKeywords, total=False):
     requests_per_second: float
     burst: int
     body_bytes: int
-    body_seconds: float
     image_bytes: int
     images: int
     image_folder: str | None
+    body_seconds: float
     messages: int
     max_tokens: int
     choices: int
     grace_seconds: float
-
-
-Teachers = TeacherLike | Sequence[TeacherLike]
-"""One teacher, or several."""

@@ -208,24 +208,6 @@ def load_opened(
     )
 
 
-def load_writer(
-    path: RunFolder | str | Path,
-    *,
-    context_length: int | None = None,
-    device: str = "auto",
-    threads: int | None = None,
-    slots: int,
-) -> Writer:
-    """Like `load_opened`, with an engine that generates `slots` texts at the same time.
-
-    Raises:
-        PenstockError: As for `load_opened`.
-    """
-    return writer_of(
-        load_opened(path, context_length=context_length, device=device, threads=threads), slots
-    )
-
-
 def writer_of(found: Opened, slots: int) -> Writer:
     """Build an engine for an opened model."""
     images = reader_of(found)

@@ -25,10 +25,11 @@ from penstock.learn.training.settings import TrainSettings
 from penstock.models.own_code import is_own_code, name_of
 from penstock.plan.loader.mixture import Mixture, Source
 from penstock.plan.objectives.objective import Causal
-from penstock.use.config.document import Document, Place, dotted
+from penstock.use.config.document import Document, Place, copied, dotted
+from penstock.use.config.kinds import KINDS, PRESETS
 from penstock.use.config.models import check, field_names, model_of
 from penstock.use.config.run_file import PYTHON, DataSettings, RunSettings
-from penstock.use.config.validation import KINDS, PRESETS, suggestion
+from penstock.use.config.validation import suggestion
 
 OBJECT = "given in Python"
 """Placeholder in a run file for an object."""
@@ -61,7 +62,7 @@ class RunDocument:
 
     def text(self) -> str:
         """The run file's text; its section `python` lists the objects."""
-        values: JsonObject = _copied(self.values)
+        values: JsonObject = copied(self.values)
         for place in self.objects:
             _put_plain(values, place)
         named = {dotted(place): described(one) for place, one in self.objects.items()}
@@ -138,8 +139,9 @@ def training_section(
     for part in SHORT:
         if part in section:
             section[part] = _as_section(part, section[part])
-    if isinstance(section.get("preference"), str):
-        section["preference"] = {"kind": section["preference"]}
+    for part in ("preference", "policy"):
+        if isinstance(section.get(part), str):
+            section[part] = {"kind": section[part]}
     if "evaluators" in section:
         section["evaluators"] = _evaluators(section["evaluators"], call)
     return section
@@ -302,12 +304,6 @@ def described(given: Any) -> str:
     if name is not None:
         return f"{name} of {module}"
     return f"an object of {type(given).__module__}:{type(given).__qualname__}"
-
-
-def _copied(value: object) -> Any:
-    if isinstance(value, dict):
-        return {name: _copied(one) for name, one in value.items()}
-    return [_copied(one) for one in value] if isinstance(value, list) else value
 
 
 def _put_plain(values: Any, place: Place) -> None:

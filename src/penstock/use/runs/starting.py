@@ -24,6 +24,7 @@ from penstock.learn.training.metrics import Metrics
 from penstock.learn.training.run_folder import RUN_FILE, RunFolder
 from penstock.learn.training.settings import TrainSettings
 from penstock.models.building import as_language_model
+from penstock.models.own_model import OwnModel
 from penstock.models.saving import load_model
 from penstock.models.settings import ModelSettings
 from penstock.plan.inputs.requirements import InputRequirements
@@ -209,7 +210,7 @@ def start_file(
             found.say(f"{name}: {value}")
         train_to_end(found.trainer, parse_yaml(found.text, run_file)[1], progress=progress)
         found.trainer.ranks.barrier()
-    return getattr(found.trainer.model, "module", None)
+    return _own_module(found.trainer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,7 +383,12 @@ def _start(
         )
         train_to_end(trainer, document.values, progress=progress)
         ranks.barrier()
-    return getattr(trainer.model, "module", None)
+    return _own_module(trainer)
+
+
+def _own_module(trainer: "Trainer") -> "torch.nn.Module | None":
+    """The module of the user that was trained; None: the model is not the user's own."""
+    return trainer.model.module if isinstance(trainer.model, OwnModel) else None
 
 
 def _model_settings(document: RunDocument) -> ModelSettings | str | None:

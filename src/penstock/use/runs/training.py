@@ -9,7 +9,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonObject
 from penstock.learn.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
 from penstock.plan.loader.loader import Loader
-from penstock.use.runs.keywords import DistillKeywords, DistillLoss, Teachers, TrainKeywords
+from penstock.use.runs.given import DistillLoss, Teachers
+from penstock.use.runs.keywords import DistillKeywords, TrainKeywords
 from penstock.use.runs.run import Run, open_run
 from penstock.use.runs.run_document import plain, training_section
 from penstock.use.runs.starting import Model, assignments_of, start, start_file

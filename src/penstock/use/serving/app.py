@@ -9,21 +9,19 @@ with the given hash, and only requests to its own server.
 """
 
 import asyncio
-import base64
-import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from typing import TypeVar, final
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
+from penstock.core.page_assets import asset, inline_hash
 from penstock.learn.generation.tool_calls import FORCED, Family, family_of
 from penstock.use.serving.admission import Admission, Ask, Generating
 from penstock.use.serving.bodies import read_object
@@ -52,22 +50,16 @@ _log = logging.getLogger("penstock.serving")
 @cache
 def chat_page() -> tuple[str, str]:
     """The page, and its content security policy."""
-    style, script = _asset("chat.css"), _asset("chat.js")
+    style, script = asset(__package__, "chat.css"), asset(__package__, "chat.js")
     policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        f"default-src 'none'; style-src '{inline_hash(style)}'; "
+        f"script-src '{inline_hash(script)}'; "
         "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'"
     )
-    return _asset("chat.html").replace("{{style}}", style).replace("{{script}}", script), policy
-
-
-def _asset(name: str) -> str:
-    return files("penstock.use.serving").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    """The name of an inline text in a content security policy."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return asset(__package__, "chat.html").replace("{{style}}", style).replace(
+        "{{script}}", script
+    ), policy
 
 
 @final

@@ -24,10 +24,10 @@ class ServeSettings:
     host: str = "127.0.0.1"
     """Address to listen on; any but a loopback address needs an API key."""
     port: int = 8000
-    """0: a free port."""
+    """Port to listen on; 0: a free one."""
     api_keys: tuple[str, ...] = ()
-    """Keys that give access to `/v1` and `/metrics`; empty: everyone who reaches the address has
-    access.
+    """Keys that give access to `/v1` and `/metrics`; without one, everyone who reaches the address
+    has access. Safer in the environment variable PENSTOCK_API_KEY, which other users cannot see.
     """
 
     sequences: int = 16

@@ -7,7 +7,6 @@ A dataset of chats contains the template that rendered it and the tokens that en
 in the `tokenizer` folder, where transformers looks for it. Export and serving read both.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Self, final
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.core.folders import check_unlocked
 from penstock.core.formats import DATASET
+from penstock.core.json_files import seal_of
 from penstock.core.json_records import record_of
 from penstock.core.json_values import JsonObject
 from penstock.data.shards.format._kernels import CHUNK_TOKENS, DOCUMENTS_PER_BATCH
@@ -195,7 +195,7 @@ class Manifest:
                 del value[name]
         if self.path_values is None:
             del value["path_values"]
-        write_json(folder / MANIFEST, {**value, "seal": _seal(value)})
+        write_json(folder / MANIFEST, {**value, "seal": seal_of(value)})
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -232,7 +232,7 @@ class Manifest:
 
     @classmethod
     def _from_json(cls, value: JsonObject) -> Self:
-        if value.pop("seal", None) != _seal(value):
+        if value.pop("seal", None) != seal_of(value):
             raise ValueError("it was changed after it was written (its seal does not match)")
         if value.pop("chunk_tokens", None) != CHUNK_TOKENS:
             raise ValueError(f"chunk_tokens is not {CHUNK_TOKENS}")
@@ -397,11 +397,6 @@ def _read(folder: Path) -> JsonObject:
     if not isinstance(value, dict):
         raise CorruptionError(f"{path}: not a JSON object; copy it again, or prepare again")
     return value
-
-
-def _seal(value: JsonObject) -> str:
-    """A hash of the content of a manifest."""
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 @final

@@ -18,7 +18,6 @@ the first opening.
 import errno
 import fcntl
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ from typing import final
 
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.core.folders import base_name, cache_folder
+from penstock.core.json_files import seal_of
 from penstock.core.json_values import JsonObject
 from penstock.core.urls import url_key
 from penstock.data.shards.format.images import (
@@ -143,7 +143,7 @@ def _write_note(
     """Note that all tables are here, with what is in the manifest for none of the files."""
     make_way(kept / _NOTE)
     note = {"url": store.url, "fingerprint": manifest.fingerprint, "stamps": stamps, "sums": sums}
-    write_json(kept / _NOTE, {**note, "checksum": _seal(note)})
+    write_json(kept / _NOTE, {**note, "checksum": seal_of(note, 8)})
 
 
 def _read_note(kept: Path) -> JsonObject | None:
@@ -155,7 +155,7 @@ def _read_note(kept: Path) -> JsonObject | None:
     try:
         found = read_json(kept / _NOTE)
         seal = found.pop("checksum", None)
-        if "sums" in found and seal != _seal(found):
+        if "sums" in found and seal != seal_of(found, 8):
             return None
         stamps = {str(name): str(stamp) for name, stamp in found["stamps"].items()}
         return {
@@ -164,10 +164,6 @@ def _read_note(kept: Path) -> JsonObject | None:
         }
     except (CorruptionError, KeyError, TypeError, ValueError, AttributeError):
         return None
-
-
-def _seal(note: JsonObject) -> str:
-    return hashlib.blake2b(json.dumps(note, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _not_a_dataset(store: Store, listed: Mapping[str, StoredFile]) -> str:

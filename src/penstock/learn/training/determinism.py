@@ -1,0 +1,92 @@
+"""Threads and determinism of a run: what must stay for a resumed run to give the same bits."""
+
+import os
+import platform
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+import torch
+
+from penstock.core.json_values import JsonObject
+from penstock.learn.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    pass
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BitSettings:
+    """The settings that must not change for a resumed run to give the same bits; saved in each
+    checkpoint.
+    """
+
+    torch: str
+    numpy: str
+    machine: str
+    """CPU architecture, or name of the GPU."""
+    threads: int
+    ranks: int
+    context_parallel: int
+    compile: bool
+    deterministic: bool
+    shard: bool
+    micro_sequences: int
+    rows_per_pass: int
+    attention: str
+    recurrent: str
+    dtype: str
+    fused: bool | None
+
+    def differences(self, other: "JsonObject") -> list[str]:
+        """Readable differences from the settings of a checkpoint: "threads: 2 now, 4 then"."""
+        other = {"context_parallel": 1, **other}
+        mine = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        # Checkpoints from before there was a choice.
+        then = {"recurrent": "torch", **other}
+        return [
+            f"{name}: {mine[name]} now, {then.get(name)} then"
+            for name in mine
+            if mine[name] != then.get(name)
+        ]
+
+
+def prepare_torch(settings: TrainSettings) -> None:
+    """Set the number of threads and determinism of this process; call it before the first
+    operation.
+    """
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    if settings.deterministic:
+        # cuBLAS is deterministic only with a fixed workspace.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(settings.deterministic)
+
+
+def bit_settings(
+    settings: TrainSettings,
+    device: torch.device,
+    ranks: int,
+    rows_per_pass: int,
+    dtype: str,
+    fused: bool | None,
+) -> BitSettings:
+    """The `BitSettings` of this run; `rows_per_pass` as it was chosen."""
+    return BitSettings(
+        torch=torch.__version__,
+        numpy=np.__version__,
+        machine=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        threads=torch.get_num_threads(),
+        ranks=ranks,
+        context_parallel=settings.context_parallel,
+        compile=settings.compile,
+        deterministic=settings.deterministic,
+        shard=settings.shard,
+        micro_sequences=settings.micro_sequences,
+        rows_per_pass=rows_per_pass,
+        attention=settings.attention,
+        recurrent=" ".join(settings.recurrent_backends),
+        dtype=dtype,
+        fused=fused,
+    )
