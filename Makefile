@@ -56,7 +56,9 @@ NEWEST ?= build/newest
 
 BIN := $(VENV)/bin
 TESTED := $(if $(VERSIONS),-c $(VERSIONS))
-# Modules are compiled when first imported: compiling all of torch would cost more than the tests need.
+# Modules are compiled when first imported: compiling all of torch would cost more than the tests need. That bytecode is
+# kept, whatever the machine says: hundreds of processes import torch, and each would compile it again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 PINNED := $(VENV)/torch-constraint.txt
 

@@ -78,14 +78,16 @@ def room_of(module: str) -> str | None:
 
 @cache
 def _public() -> dict[str, str]:
-    """Name at the top → the module that it is, or is defined in, relative to the package."""
+    """Name at the top → what it is, relative to the package."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    tables = [
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
-    ]
-    return {name: module for table in tables for name, module in table.items()}
+    blocks = [node.body for node in tree.body if isinstance(node, ast.With)]  # `with lazy(…):`
+    return {
+        one.asname or one.name: f"{node.module}.{one.name}".removeprefix("penstock.")
+        for body in blocks
+        for node in body
+        if isinstance(node, ast.ImportFrom)
+        for one in node.names
+    }
 
 
 def imported_rooms(path: Path) -> set[str]:

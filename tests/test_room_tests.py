@@ -35,9 +35,7 @@ def test_files_are_those_that_use_a_reached_room():
     found = {path.relative_to(TESTS).as_posix() for path in files_of("packing")}
     assert {"packing/test_packing.py", "loader/test_plan.py", "test_doors.py"} <= found
     assert not {name for name in found if name.startswith(("sampling/", "sources/"))}
-    assert set(TESTS.rglob("test_*.py")) - set(files_of("core")) == set(
-        (TESTS / "real").glob("test_real_tutorial.py")
-    )
+    assert set(files_of("core")) == set(TESTS.rglob("test_*.py"))
 
 
 def test_every_folder_of_tests_is_run_for_its_room():

@@ -4,6 +4,7 @@ texts; and the keywords that are written of them are current.
 
 import ast
 import inspect
+import re
 import sys
 import types
 from dataclasses import MISSING, fields
@@ -15,7 +16,6 @@ import pytest
 
 from penstock.core.declarations import declared
 from penstock.core.errors import ConfigError
-from penstock.use.config.models import field_notes
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "packaging"))
@@ -62,13 +62,23 @@ def choices(hint: Any) -> tuple[str, ...]:
     return ()
 
 
+def note(settings: type, name: str) -> str | None:
+    """The text below a field, from the class's own source."""
+    lines = inspect.getsource(settings).splitlines()
+    begun = [number for number, line in enumerate(lines) if line.startswith(f"    {name}: ")]
+    if not begun:
+        return None  # declared by a base
+    text = "\n".join(lines[begun[0] :])
+    found = re.search(r'"""(.*?)"""', text, re.DOTALL)
+    return None if found is None else " ".join(found[1].split())
+
+
 @pytest.mark.parametrize("address", CLASSES)
 def test_fields_are_read_as_they_are(address: str) -> None:
     settings = found(address)
     read, hints = declared(address), get_type_hints(settings)
     given = [one for one in fields(settings) if one.init]
     assert [*read] == [one.name for one in given]
-    notes = field_notes(settings)
     for one in given:
         declaration = read[one.name]
         assert declaration.shape().choices == choices(hints[one.name]), one.name
@@ -77,8 +87,8 @@ def test_fields_are_read_as_they_are(address: str) -> None:
         )
         if declaration.value is not None:
             assert declaration.value == one.default, one.name
-        if one.name in notes:
-            assert declaration.note == notes[one.name] != ""
+        if (said := note(settings, one.name)) is not None:
+            assert declaration.note == said != ""
 
 
 @pytest.mark.parametrize("address", FUNCTIONS)

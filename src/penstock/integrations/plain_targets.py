@@ -19,6 +19,11 @@ from penstock.plan.inputs import IGNORE
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.loader.loader import Loader
 
+_FRACTIONAL = (
+    "loss weights other than 0 and 1, which labels cannot express; train with ps.train or "
+    "penstock.huggingface.Trainer, which weigh every target, or prepare with weights of 0 and 1"
+)
+
 
 @final
 class PlainTargets:
@@ -114,12 +119,6 @@ class PlainTargets:
             raise ConfigError(f"{self._who}: the row has {_FRACTIONAL}")
         targets[weights == 0] = IGNORE
         return targets, weights
-
-
-_FRACTIONAL = (
-    "loss weights other than 0 and 1, which labels cannot express; train with ps.train or "
-    "penstock.huggingface.Trainer, which weigh every target, or prepare with weights of 0 and 1"
-)
 
 
 def empty_row(row: ModelInput) -> ModelInput:

@@ -27,6 +27,20 @@ _UNKNOWN_LENGTH = 1 << 60
 _MOST_TRIMMED = 1 << 13
 """Samples at both ends of an MP3 that are its encoder's own, at most: two numbers of 12 bits."""
 _MOST_CHUNKS = 10_000
+Places = dict[bytes, tuple[int, int]]
+"""Name of a chunk → first byte of its content, and its bytes."""
+_PCM, _EXTENSIBLE = 1, 0xFFFE
+_SUBTYPE = bytes.fromhex("000000001000800000aa00389b71")
+"""End of the identifier of a format in an extensible header of WAV; its first two bytes are the
+format.
+"""
+_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+"""Each byte with its bits in reverse order: Ogg's checksum is that of zlib, read from the other
+end.
+"""
+_PAGE = struct.Struct("<4sBBqIIIB")
+"""Name, version, flags, position, stream, number, checksum, number of sizes that follow."""
+_LAST_PAGE = 4
 
 
 @final
@@ -135,8 +149,6 @@ _CHUNKED = (
     _Chunks((b"riff",), (), 40, 16, "<q", b"data", 8, True),
     _Chunks((b"caff",), (), 8, 4, ">q", b"data", 1),
 )
-Places = dict[bytes, tuple[int, int]]
-"""Name of a chunk → first byte of its content, and its bytes."""
 
 
 def _checked_chunks(data: bytes, chunks: _Chunks) -> Places:
@@ -169,13 +181,6 @@ def _check_end(data: bytes, begin: int, size: int) -> None:
             f"the sound is damaged: its header says {size:,} bytes of samples, and {there:,} "
             "are there; it was cut, or written to a pipe"
         )
-
-
-_PCM, _EXTENSIBLE = 1, 0xFFFE
-_SUBTYPE = bytes.fromhex("000000001000800000aa00389b71")
-"""End of the identifier of a format in an extensible header of WAV; its first two bytes are the
-format.
-"""
 
 
 def _plain_wave(data: bytes, places: Places) -> SoundFile | None:
@@ -242,14 +247,6 @@ def _mp3(data: bytes, begin: int) -> SoundFile:
 
 
 # Ogg: RFC 3533, section 6.
-
-_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
-"""Each byte with its bits in reverse order: Ogg's checksum is that of zlib, read from the other
-end.
-"""
-_PAGE = struct.Struct("<4sBBqIIIB")
-"""Name, version, flags, position, stream, number, checksum, number of sizes that follow."""
-_LAST_PAGE = 4
 
 
 def _page_checksum(page: bytes) -> int:

@@ -38,6 +38,8 @@ CALL_BYTES_CPU, CALL_BYTES_GPU = 200_000, 30_000_000
 """Keys and values that are read in the time that one more call of the attention takes: about 15 µs,
 at 13 GB/s on a core, at 2 TB/s on a GPU (not measured).
 """
+Past = list[tuple[int, int, int]]
+"""Of each row: its sequence, the number of its stored tokens, the number of its new tokens."""
 
 
 class SequenceCache(Protocol):
@@ -410,10 +412,6 @@ class Growth:
     def done(self) -> None:
         """Count the new tokens, after the last layer."""
         self._cache.lengths[self._sequences] += self._lengths
-
-
-Past = list[tuple[int, int, int]]
-"""Of each row: its sequence, the number of its stored tokens, the number of its new tokens."""
 
 
 def _texts(cache: Cache, past: Past, window: int | None) -> Iterator[Call]:

@@ -38,6 +38,7 @@ only those.
 
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 """Template variables that transformers fills in from its tokenizer."""
+_PLACES = re.compile(r"(path|file|dir|folder|name)$")
 
 
 def export(
@@ -341,9 +342,6 @@ def _shrink(folder: Path, context_length: int, facts: ModelFacts) -> None:
     for settings in (config, config.get("text_config") or {}):
         settings.update({name: context_length for name in MOST_POSITIONS if name in settings})
     _write_json(folder / "config.json", config)
-
-
-_PLACES = re.compile(r"(path|file|dir|folder|name)$")
 
 
 def remove_places(folder: Path) -> None:

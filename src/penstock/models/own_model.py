@@ -40,7 +40,10 @@ PREFIX = "module."
 class OwnModule(Protocol):
     """What a `torch.nn.Module` needs to be trained. T slots, D target distances.
 
-    It may also have what `AsksForMore`, `PredictsFurther` and `Embeds` name.
+    It may also have `requirements()`, an `InputRequirements` with what a row must hold besides
+    targets, loss weights, positions and document borders (`AsksForMore`); `prediction_weights`, one
+    number a target distance, by default one distance (`PredictsFurther`); and
+    `get_input_embeddings()` (`Embeds`).
     """
 
     vocab_size: int

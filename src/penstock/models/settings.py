@@ -16,6 +16,12 @@ MOST_DISTANCES = 64
 """Maximum number of target distances that a loader gives."""
 Dtype = Literal["float32", "bfloat16", "float64"]
 MixerKind = Literal["attention", "gated_delta", "kimi_delta", "mamba", "stochastic"]
+_OF_RECURRENCE = {"heads", "head_width", "state_width", "convolution"}
+_OF_KIND = {
+    "attention": {"sliding_window", "qk_norm"},
+    "stochastic": {"choices", "chances", "main"},
+}
+_OF_EXPERTS = {"experts_per_token", "expert_width", "balance"}
 
 
 @final
@@ -172,12 +178,6 @@ class BlockSettings:
         return (self.main or "", *(name for name in self.choices if name != self.main))
 
 
-_OF_RECURRENCE = {"heads", "head_width", "state_width", "convolution"}
-_OF_KIND = {
-    "attention": {"sliding_window", "qk_norm"},
-    "stochastic": {"choices", "chances", "main"},
-}
-_OF_EXPERTS = {"experts_per_token", "expert_width", "balance"}
 _DEFAULTS = {field.name: field.default for field in fields(BlockSettings)}
 
 

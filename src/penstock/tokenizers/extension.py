@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from penstock.core.errors import ConfigError, TokenizerError
 from penstock.core.json_values import JsonObject
@@ -138,7 +137,7 @@ def _prove(base: Tokenizer, made: Tokenizer, entries: list[JsonObject]) -> None:
         )
 
 
-def _encoder(tokenizer: Tokenizer) -> Any:
+def _encoder(tokenizer: Tokenizer) -> Encoder:
     return Encoder.from_str(tokenizer.source_bytes["tokenizer.json"].decode())
 
 

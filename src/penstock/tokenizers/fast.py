@@ -12,16 +12,21 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.arrays import Array
+from penstock.core.arrays import Array, UInt32
 from penstock.core.errors import TokenizerError
 from penstock.core.ragged import Ragged
 from penstock.tokenizers.spelling import spell_as_characters
+
+if TYPE_CHECKING:
+    import awkward
+
+T = TypeVar("T")
 
 SLOWDOWN = 80
 """How many times as long encoding takes without gigatoken, measured by
@@ -30,6 +35,16 @@ SLOWDOWN = 80
 One core of a Xeon, 8 MB of Python's standard library, a trained vocabulary of 16,000; with GPT-2's
 vocabulary 95.
 """
+
+
+class Backend(Protocol):
+    """An encoder of gigatoken."""
+
+    def encode_batch(self, texts: "awkward.Array", /, *, parallel: bool) -> "awkward.Array":
+        """Ids of texts, an awkward array of lists."""
+
+    def encode(self, text: str, /) -> UInt32:
+        """Ids of a text."""
 
 
 def missing_gigatoken() -> str | None:
@@ -46,7 +61,7 @@ def missing_gigatoken() -> str | None:
     return None
 
 
-def backend_from_json(content: str) -> Any:
+def backend_from_json(content: str) -> Backend:
     """Load a scrubbed `tokenizer.json`.
 
     Raises:
@@ -57,7 +72,7 @@ def backend_from_json(content: str) -> Any:
     return _reasoned(load_hf_json, content)
 
 
-def backend_from_sentencepiece(content: bytes, hidden: set[str]) -> Any:
+def backend_from_sentencepiece(content: bytes, hidden: set[str]) -> Backend:
     """Load a SentencePiece model, without the pieces in `hidden`.
 
     Raises:
@@ -81,7 +96,7 @@ def backend_from_sentencepiece(content: bytes, hidden: set[str]) -> Any:
     return backend_from_json(json.dumps(converted, ensure_ascii=False))
 
 
-def backend_from_ranks(content: bytes, scheme: str) -> Any:
+def backend_from_ranks(content: bytes, scheme: str) -> Backend:
     """Load tiktoken ranks (a `.tiktoken` file's bytes) with one of gigatoken's named splitting
     schemes.
 
@@ -101,7 +116,7 @@ def backend_from_ranks(content: bytes, scheme: str) -> Any:
         os.unlink(path)
 
 
-def backend_from_merged_ranks(ranks: Mapping[bytes, int], pattern: str) -> Any:
+def backend_from_merged_ranks(ranks: Mapping[bytes, int], pattern: str) -> Backend:
     """Load ranks as an equivalent `tokenizer.json`: every way to make a token of two others is a
     merge.
 
@@ -145,7 +160,7 @@ def backend_from_merged_ranks(ranks: Mapping[bytes, int], pattern: str) -> Any:
     return backend_from_json(json.dumps(made))
 
 
-def encode_arrow(backend: Any, texts: pa.Array, shift: int = 0) -> Ragged:
+def encode_arrow(backend: Backend, texts: pa.Array, shift: int = 0) -> Ragged:
     """Encode an Arrow (large) string array without nulls; `shift` is added to every id.
 
     Returns:
@@ -159,7 +174,7 @@ def encode_arrow(backend: Any, texts: pa.Array, shift: int = 0) -> Ragged:
     return Ragged(values, offsets)
 
 
-def _as_awkward(texts: pa.Array) -> Any:
+def _as_awkward(texts: pa.Array) -> "awkward.Array":
     """The same buffers as an awkward array of strings; only 32-bit offsets are copied, widened."""
     import awkward as ak
 
@@ -180,7 +195,7 @@ def _as_awkward(texts: pa.Array) -> Any:
     )
 
 
-def _reasoned(load: Any, *arguments: Any) -> Any:
+def _reasoned(load: Callable[..., T], *arguments: object) -> T:
     """Call gigatoken; its errors become ours, in one line."""
     try:
         return load(*arguments)

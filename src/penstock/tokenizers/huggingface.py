@@ -10,12 +10,12 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 from penstock.core.errors import TokenizerError
 from penstock.core.json_values import JsonObject
 from penstock.tokenizers.byte_table import ByteTable
-from penstock.tokenizers.fast import backend_from_json
+from penstock.tokenizers.fast import Backend, backend_from_json
 from penstock.tokenizers.post_processors import before_a_text
 from penstock.tokenizers.spelling import spell_byte_level, spell_sentencepiece
 from penstock.tokenizers.tokenizer_config import with_configured_entries
@@ -138,7 +138,7 @@ class HuggingFaceVocabulary:
         text: str = self._whole.decode(list(ids), skip_special_tokens=False)
         return text
 
-    def build_fast(self) -> tuple[Any, int]:
+    def build_fast(self) -> tuple[Backend, int]:
         """See `Vocabulary`."""
         return backend_from_json(self._scrubbed_json), 0
 
@@ -267,7 +267,7 @@ class HuggingFaceVocabulary:
         return listed + [{"id": token_id, "content": text, **flags} for text, token_id in named]
 
     @cached_property
-    def _disguised(self) -> tuple[dict[str, str], dict[int, int], Any]:
+    def _disguised(self) -> tuple[dict[str, str], dict[int | None, int], Tokenizer]:
         """Hidden name of each control entry, its ids as the encoder numbers entries → real ids, and
         the encoder.
         """
@@ -294,13 +294,13 @@ class HuggingFaceVocabulary:
         return names, real, encoder
 
     @cached_property
-    def _whole(self) -> Any:
+    def _whole(self) -> Tokenizer:
         return _load(
             {**self._json, "added_tokens": self._listed, "truncation": None, "padding": None}
         )
 
     @cached_property
-    def _scrubbed(self) -> Any:
+    def _scrubbed(self) -> Tokenizer:
         return _load(self._scrubbed_json)
 
     def _find_kind(self) -> str:
@@ -403,7 +403,7 @@ def _share(a: str, b: str) -> bool:
     return b in a or any(a.endswith(b[:length]) for length in range(1, len(b)))
 
 
-def _load(content: JsonObject | str) -> Any:
+def _load(content: JsonObject | str) -> Tokenizer:
     try:
         return Tokenizer.from_str(
             content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)

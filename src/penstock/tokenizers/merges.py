@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 from tokenizers.pre_tokenizers import Split
 
-from penstock.core.arrays import Bytes
+from penstock.core.arrays import Bytes, Int64
 from penstock.tokenizers import _merge_kernels, _piece_kernels
 from penstock.tokenizers.spelling import spell_as_characters, spell_byte_level
 from tokenizers import Regex
@@ -41,12 +41,12 @@ class PieceCounts:
         self._counts = np.empty(_FIRST_SLOTS // 2, np.int64)
 
     @property
-    def counts(self) -> Any:
+    def counts(self) -> Int64:
         """How often each occurs, int64 [size]."""
         return self._counts[: self.size]
 
     @property
-    def offsets(self) -> Any:
+    def offsets(self) -> Int64:
         """Where each begins in `words`, and where the last ends, int64 [size + 1]."""
         return self._offsets[: self.size + 1]
 
@@ -81,7 +81,7 @@ class PieceCounts:
             self._offsets = _longer(self._offsets, len(self._slots) // 2 + 1)
             self._counts = _longer(self._counts, len(self._slots) // 2)
 
-    def _classify(self, characters: Any) -> None:
+    def _classify(self, characters: Int64) -> None:
         """Ask the `tokenizers` package for the classes of characters, int64 [n]."""
         text = "".join(map(chr, characters.tolist()))
         self._classes[characters] = _piece_kernels.OTHER

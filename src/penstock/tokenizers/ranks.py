@@ -12,11 +12,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, final
+from typing import TYPE_CHECKING, final
 
 from penstock.core.errors import TokenizerError
 from penstock.tokenizers.byte_table import ByteTable
-from penstock.tokenizers.fast import backend_from_merged_ranks, backend_from_ranks
+from penstock.tokenizers.fast import Backend, backend_from_merged_ranks, backend_from_ranks
 from penstock.tokenizers.split_patterns import (
     CL100K_PATTERN,
     GPT2_PATTERN,
@@ -34,6 +34,9 @@ from penstock.tokenizers.vocabulary import (
     plain_cuts,
     split_at_controls,
 )
+
+if TYPE_CHECKING:
+    from tiktoken import Encoding
 
 _FILL = {
     "<|fim_prefix|>": 100258,
@@ -202,7 +205,7 @@ class RankVocabulary:
         """See `Vocabulary`; never needed, because the byte table is always exact."""
         return self.build_byte_table(exact=True).spell(ids).tobytes().decode(errors="replace")
 
-    def build_fast(self) -> tuple[Any, int]:
+    def build_fast(self) -> tuple[Backend, int]:
         """See `Vocabulary`."""
         if self._pattern not in SCHEMES:
             raise TokenizerError(
@@ -226,7 +229,7 @@ class RankVocabulary:
         )
 
     @cached_property
-    def _encoding(self) -> Any:
+    def _encoding(self) -> "Encoding":
         import tiktoken
 
         return tiktoken.Encoding(

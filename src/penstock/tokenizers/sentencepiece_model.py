@@ -9,13 +9,13 @@ google/sentencepiece).
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from penstock.core.errors import TokenizerError
 from penstock.tokenizers.byte_table import ByteTable
-from penstock.tokenizers.fast import backend_from_sentencepiece
+from penstock.tokenizers.fast import Backend, backend_from_sentencepiece
 from penstock.tokenizers.spelling import spell_sentencepiece
 from penstock.tokenizers.vocabulary import (
     AddedEntry,
@@ -24,6 +24,9 @@ from penstock.tokenizers.vocabulary import (
     plain_cuts,
     split_at_controls,
 )
+
+if TYPE_CHECKING:
+    import sentencepiece
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Types of pieces."""
@@ -137,7 +140,7 @@ class SentencePieceVocabulary:
         text: str = self._processor.decode([int(token_id) for token_id in ids])
         return text
 
-    def build_fast(self) -> tuple[Any, int]:
+    def build_fast(self) -> tuple[Backend, int]:
         """See `Vocabulary`."""
         return backend_from_sentencepiece(self._model, set(self.controls)), 0
 
@@ -163,7 +166,7 @@ class SentencePieceVocabulary:
             )
 
     @cached_property
-    def _processor(self) -> Any:
+    def _processor(self) -> "sentencepiece.SentencePieceProcessor":
         from sentencepiece import SentencePieceProcessor
 
         return SentencePieceProcessor(model_proto=self._model)

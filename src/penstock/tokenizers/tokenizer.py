@@ -26,7 +26,7 @@ from penstock.core.notebook import card
 from penstock.core.ragged import Ragged
 from penstock.tokenizers.byte_table import ByteTable, IntArray
 from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, template_in
-from penstock.tokenizers.fast import encode_arrow, missing_gigatoken
+from penstock.tokenizers.fast import Backend, encode_arrow, missing_gigatoken
 from penstock.tokenizers.huggingface import HuggingFaceVocabulary
 from penstock.tokenizers.post_processors import before_a_text, with_bos, without_bos
 from penstock.tokenizers.ranks import RankVocabulary
@@ -376,7 +376,7 @@ class Tokenizer:
             raise OutputError(f"{output}: cannot save the tokenizer there: {error}") from error
 
     @cached_property
-    def _fast(self) -> tuple[Any, int] | None:
+    def _fast(self) -> tuple[Backend, int] | None:
         """gigatoken's backend and the number to add to its ids; None if it cannot or must not
         encode.
         """
@@ -391,7 +391,7 @@ class Tokenizer:
             self._fallback_reason = str(error)
             return None
 
-    def _encode_slowly(self, texts: Any) -> Ragged:
+    def _encode_slowly(self, texts: pa.Array) -> Ragged:
         rows: list[Any] = []
         for begin in range(0, len(texts), FALLBACK_TEXTS):
             encoded = self._vocabulary.encode_batch(texts.slice(begin, FALLBACK_TEXTS).to_pylist())
@@ -417,7 +417,7 @@ def _rebuild(name: str, files: dict[str, bytes], fallback_reason: str | None) ->
     return Tokenizer(name, files, fallback_reason=fallback_reason)
 
 
-def _checked_array(texts: object) -> Any:
+def _checked_array(texts: object) -> pa.Array:
     """`texts` as one Arrow array of strings without nulls."""
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()

@@ -15,7 +15,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from penstock.core.errors import ConfigError, OutputError, TokenizerError
@@ -150,7 +149,7 @@ def check_output(folder: Path, overwrite: bool) -> None:
         raise OutputError(f"{folder}: is read-only; choose another folder")
 
 
-def _train(pieces: PieceCounts, controls: Sequence[str], vocab_size: int) -> Any:
+def _train(pieces: PieceCounts, controls: Sequence[str], vocab_size: int) -> tokenizers.Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     entries, pairs = learn_merges(pieces, list(dict.fromkeys([*controls, *alphabet])), vocab_size)
     merges = [(entries[left], entries[right]) for left, right in pairs]
@@ -162,7 +161,9 @@ def _train(pieces: PieceCounts, controls: Sequence[str], vocab_size: int) -> Any
     return model
 
 
-def _train_small(texts: Sequence[bytes], controls: Sequence[str], vocab_size: int) -> Any:
+def _train_small(
+    texts: Sequence[bytes], controls: Sequence[str], vocab_size: int
+) -> tokenizers.Tokenizer:
     """The same with the trainer of the `tokenizers` package."""
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -175,7 +176,7 @@ def _train_small(texts: Sequence[bytes], controls: Sequence[str], vocab_size: in
     return model
 
 
-def _untrained() -> Any:
+def _untrained() -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -14,9 +14,10 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 from penstock.tokenizers.byte_table import ByteTable
+from penstock.tokenizers.fast import Backend
 
 END_NAMES = (
     "<|endoftext|>",
@@ -112,7 +113,7 @@ class Vocabulary(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text by the own decoder, for vocabularies without a byte table."""
 
-    def build_fast(self) -> tuple[Any, int]:
+    def build_fast(self) -> tuple[Backend, int]:
         """A gigatoken backend and the number to add to its ids; TokenizerError says why there is
         none.
         """

@@ -44,6 +44,11 @@ from penstock.tokenizers.loading import load_tokenizer
 
 EOS = "eos_token"
 """Name of the tokenizer's own end of text, as an end."""
+MarkerText = str | Sequence[int]
+"""Text, or token ids."""
+_CONTEXTS = ("x", "x ", "x\n", "x\n\n", ".")
+_log = logging.getLogger("penstock.chat")
+_logged: set[tuple["ResolvedBoundary", ...]] = set()
 
 
 class OtherTokenizer(Protocol):
@@ -60,14 +65,6 @@ class OtherTokenizer(Protocol):
 
 
 AnyTokenizer = Tokenizer | OtherTokenizer
-
-MarkerText = str | Sequence[int]
-"""Text, or token ids."""
-
-_CONTEXTS = ("x", "x ", "x\n", "x\n\n", ".")
-
-_log = logging.getLogger("penstock.chat")
-_logged: set[tuple["ResolvedBoundary", ...]] = set()
 
 
 @final

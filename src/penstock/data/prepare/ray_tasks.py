@@ -60,7 +60,7 @@ AHEAD = 2
 more work.
 """
 
-_fetched: dict[Any, Any] = {}
+_fetched: dict[object, object] = {}
 """The last state of this worker process: unpickling a tokenizer takes longer than a small part."""
 
 
@@ -139,7 +139,7 @@ def _do(
 ) -> tuple[str, Any]:
     """Do the work, here or in a temporary folder; returns the last message."""
 
-    def report(*figures: Any) -> None:
+    def report(*figures: object) -> None:
         send(("report", figures))
 
     if sees:

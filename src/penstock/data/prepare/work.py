@@ -23,6 +23,8 @@ from penstock.data.sources.json_files import number_lines
 
 FREE_SHARE = 0.2
 """Free bytes required per raw byte; less than any real text takes, so a refusal is never wrong."""
+Found = tuple[Part, PartRecord | None, Kept | None]
+"""A part; its record, if an interrupted run finished it; and what an earlier run kept of it."""
 
 
 @final
@@ -37,10 +39,6 @@ class Done:
     """Names of all files."""
     unchanged: bool
     """Whether the finished dataset in the output is still the right one."""
-
-
-Found = tuple[Part, PartRecord | None, Kept | None]
-"""A part; its record, if an interrupted run finished it; and what an earlier run kept of it."""
 
 
 @final

@@ -218,7 +218,7 @@ class ArrowPart(WholeFilePart):
                 )
 
 
-def _batches(stream: Any) -> Iterator[pa.RecordBatch]:
+def _batches(stream: pa.NativeFile) -> Iterator[pa.RecordBatch]:
     is_file = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
     stream.seek(0)
     if is_file:
@@ -391,7 +391,7 @@ def cut_parquet(
             begin, first_row = end, first_row + num_rows
 
 
-def _span(group: Any) -> tuple[int, int]:
+def _span(group: pq.RowGroupMetaData) -> tuple[int, int]:
     """Bytes [begin, end) of the file that hold a row group."""
     columns = [group.column(number) for number in range(group.num_columns)]
     begins = [one.dictionary_page_offset or one.data_page_offset for one in columns]

@@ -10,7 +10,7 @@ how many records it has lost, so it stops the work, unless the caller counts the
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 import pyarrow as pa
 
@@ -66,7 +66,7 @@ class Damage:
         )
 
 
-OnDamage = Callable[[Damage], Any]
+OnDamage = Callable[[Damage], object]
 """Called for each stretch that cannot be read; if it returns, the reader continues after the
 stretch.
 """

@@ -52,7 +52,7 @@ class DaemonPool:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._begun, self._done = threading.Condition(self._lock), threading.Condition(self._lock)
-        self._tasks: deque[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._tasks: deque[tuple[Future[Any], Callable[..., object], tuple[object, ...]]] = deque()
         self._threads = self._idle = self._made = 0
         self._closed = False
 

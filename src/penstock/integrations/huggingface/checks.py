@@ -209,7 +209,12 @@ def refuse_endless(
             )
 
 
-def fit_batches(args: Any, loader: Loader, rows_per_microbatch: int, has_eval_loader: bool) -> None:
+def fit_batches(
+    args: transformers.TrainingArguments,
+    loader: Loader,
+    rows_per_microbatch: int,
+    has_eval_loader: bool,
+) -> None:
     """Derive batch size and gradient accumulation from the loader; refuse arguments that contradict
     them.
     """
@@ -263,7 +268,7 @@ def _fit(args: object, name: str, default: int, used: int, why: str, cure: str) 
     setattr(args, name, used)
 
 
-def check_ranks(trainer: Any, all_loaders: list[Loader]) -> None:
+def check_ranks(trainer: transformers.Trainer, all_loaders: list[Loader]) -> None:
     """Refuse loaders made for another rank or number of ranks, and parallelism that cuts rows."""
     args = trainer.args
     if args.n_gpu > 1:

@@ -22,6 +22,7 @@ import transformers
 from transformers.trainer_utils import get_last_checkpoint, speed_metrics
 
 from penstock.core.errors import ConfigError, StateError
+from penstock.core.json_values import JsonObject
 from penstock.integrations.huggingface.batches import (
     DENOMINATOR,
     TARGETS,
@@ -96,7 +97,7 @@ class LoaderTraining(_Trainer):  # type: ignore[misc]
         refuse_endless(args, loader, eval_loader)
         fit_batches(args, loader, rows_per_microbatch, eval_loader is not None)
         args.ignore_data_skip = True
-        self._states: dict[int, dict[str, Any]] = {}
+        self._states: dict[int, JsonObject] = {}
         kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), _RunProgress()]
         kwargs["eval_dataset"] = (
             kwargs.pop("eval_dataset", None) if eval_loader is None else eval_loader
@@ -331,7 +332,7 @@ class _RunProgress(transformers.TrainerCallback):  # type: ignore[misc]
     resuming otherwise.
     """
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: object, state: Any, control: Any, **kwargs: object) -> None:
         """Called by transformers after each optimiser step."""
         state.epoch = state.global_step / state.max_steps
 

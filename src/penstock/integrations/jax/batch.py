@@ -16,6 +16,20 @@ from penstock.plan.inputs import IGNORE
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.requirements import InputRequirements
 
+REQUIREMENTS = InputRequirements(
+    asked_by="penstock.integrations.jax",
+    loss_weights=True,
+    positions=True,
+    document_ids=True,
+    cu_seqlens=True,
+    prefix=True,
+    trees=False,
+)
+"""What a loader must provide for this integration; a loader without requirements provides all of
+it.
+"""
+_NEEDED = ("loss_weights", "positions", "document_ids", "cu_seqlens")
+
 
 def attention_mask(segment_ids: jax.Array, prefix: jax.Array | None = None) -> jax.Array:
     """bool [B, 1, T, T], for `jax.nn.dot_product_attention(mask=…)`: [b, 0, q, k] says whether q
@@ -38,22 +52,6 @@ def attention_mask(segment_ids: jax.Array, prefix: jax.Array | None = None) -> j
     if prefix is not None:
         seen = seen | (prefix[:, :, None] & prefix[:, None, :])
     return (seen & (segment_ids[:, :, None] == segment_ids[:, None, :]))[:, None]
-
-
-REQUIREMENTS = InputRequirements(
-    asked_by="penstock.integrations.jax",
-    loss_weights=True,
-    positions=True,
-    document_ids=True,
-    cu_seqlens=True,
-    prefix=True,
-    trees=False,
-)
-"""What a loader must provide for this integration; a loader without requirements provides all of
-it.
-"""
-
-_NEEDED = ("loss_weights", "positions", "document_ids", "cu_seqlens")
 
 
 @final

@@ -24,6 +24,10 @@ from penstock.plan.objectives._span_kernels import CUT_KEPT, CUT_NOISE, DECIDE
 from penstock.plan.objectives.denoise import Denoise, check_capacity
 from penstock.plan.objectives.denoise_tasks import LONGEST
 
+_MULTIPLIERS = np.uint32(0xD2511F53), np.uint32(0xCD9E8D57)
+_WEYL = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
+_LOW, _HALF = np.uint32(0xFFFF), np.uint32(16)
+
 
 @final
 @jax.tree_util.register_dataclass
@@ -80,11 +84,6 @@ class DenoiseSettings:
             if needed
             else np.zeros(1, np.int32),
         )
-
-
-_MULTIPLIERS = np.uint32(0xD2511F53), np.uint32(0xCD9E8D57)
-_WEYL = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
-_LOW, _HALF = np.uint32(0xFFFF), np.uint32(16)
 
 
 def multiply_high(a: jax.Array, b: jax.Array | np.uint32) -> jax.Array:

@@ -25,6 +25,9 @@ from penstock.core.errors import ConfigError
 from penstock.learn.distillation.teacher_rows import TeacherRow
 from penstock.models.gradients import accumulator
 
+BlockSum = Callable[[Tensor, int], Tensor]
+"""Hidden states [n, width] of a block, and the block's index → a scalar."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,10 +60,6 @@ class Pairing:
             .reshape(-1, 2),
             weights=(torch.from_numpy(row.weights) if weights is None else weights).to(device),
         )
-
-
-BlockSum = Callable[[Tensor, int], Tensor]
-"""Hidden states [n, width] of a block, and the block's index → a scalar."""
 
 
 def sum_over_blocks(

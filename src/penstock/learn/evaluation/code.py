@@ -44,6 +44,10 @@ _SAMPLES_AT_ONCE = 64
 _DETAIL_CHARACTERS = 300
 
 _Read = Callable[[list[Placed], TaskSettings, str], list[CodeProblem]]
+_PLUS = Limits(wall_seconds=240.0, cpu_seconds=120, memory_bytes=4 << 30)
+"""Some references need a minute and gigabytes, and an answer of a hundred million items takes 20 s
+to reach the tests. Each input has its own limit, see `differential`.
+"""
 
 
 def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
@@ -88,10 +92,6 @@ def _mbpp(records: list[Placed], settings: TaskSettings, where: str) -> list[Cod
     )
 
 
-_PLUS = Limits(wall_seconds=240.0, cpu_seconds=120, memory_bytes=4 << 30)
-"""Some references need a minute and gigabytes, and an answer of a hundred million items takes 20 s
-to reach the tests. Each input has its own limit, see `differential`.
-"""
 _BENCHMARKS = {
     "humaneval": _Benchmark(
         origin=Origin(

@@ -22,6 +22,13 @@ _FENCE = re.compile(
     r"^[ \t]*(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+#.-]*)[^\n]*$", re.MULTILINE
 )
 _PYTHON = {"", "py", "python", "python3", "py3", "ipython"}
+_KINDS: dict[type, tuple[tuple[type, ...], str]] = {
+    str: ((str,), "a text"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    list: ((list,), "a list"),
+}
+"""Kind of a field → types of its values, and its name."""
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
@@ -167,15 +174,6 @@ def calls_of(tests: str, canonical: str, where: str) -> str:
             "the file again"
         ) from error
     return "".join(f"{name} = function_of_solution({name!r})\n" for name in names)
-
-
-_KINDS: dict[type, tuple[tuple[type, ...], str]] = {
-    str: ((str,), "a text"),
-    int: ((int,), "a whole number"),
-    float: ((int, float), "a number"),
-    list: ((list,), "a list"),
-}
-"""Kind of a field → types of its values, and its name."""
 
 
 def field(record: dict[str, object], name: str, where: str, kind: type = str) -> Any:

@@ -19,6 +19,8 @@ from penstock.core.json_values import JsonObject
 from penstock.learn.evaluation.recognition import advice, task_of_file
 
 _ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
+Placed = tuple[str, dict[str, Any]]
+"""Where a record is, for errors (its file and line), and the record."""
 
 
 def hub_rows(name: str, config: str, split: str, task: str) -> list[JsonObject]:
@@ -53,10 +55,6 @@ class Origin:
     configuration: str
     splits: Sequence[str] = ("test",)
     """Splits on the hub that together hold all records."""
-
-
-Placed = tuple[str, dict[str, Any]]
-"""Where a record is, for errors (its file and line), and the record."""
 
 
 def read_records(data: str | None, origin: Origin, task: str) -> tuple[list[JsonObject], str]:

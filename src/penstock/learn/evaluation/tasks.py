@@ -20,6 +20,19 @@ if TYPE_CHECKING:
     from penstock.learn.evaluation.subject import Subject
     from penstock.learn.generation import Generated
 
+LM_EVAL = "lm-eval:"
+"""Prefix of the names of lm-eval's tasks."""
+TASKS = {
+    "mmlu": ("mmlu", "Mmlu"),
+    "gsm8k": ("gsm8k", "Gsm8k"),
+    "bits_per_byte": ("bits_per_byte", "BitsPerByte"),
+    "humaneval": ("code", "CodeTask"),
+    "humaneval_plus": ("code", "CodeTask"),
+    "mbpp": ("code", "CodeTask"),
+    "mbpp_plus": ("code", "CodeTask"),
+}
+"""Name → (module in this package, class that takes the settings)."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,20 +152,6 @@ def fingerprint_of(*parts: object) -> str:
     for part in parts:
         digest.update(json.dumps(part, sort_keys=True).encode() + b"\0")
     return digest.hexdigest()
-
-
-LM_EVAL = "lm-eval:"
-"""Prefix of the names of lm-eval's tasks."""
-TASKS = {
-    "mmlu": ("mmlu", "Mmlu"),
-    "gsm8k": ("gsm8k", "Gsm8k"),
-    "bits_per_byte": ("bits_per_byte", "BitsPerByte"),
-    "humaneval": ("code", "CodeTask"),
-    "humaneval_plus": ("code", "CodeTask"),
-    "mbpp": ("code", "CodeTask"),
-    "mbpp_plus": ("code", "CodeTask"),
-}
-"""Name → (module in this package, class that takes the settings)."""
 
 
 def check_name(name: str) -> None:

@@ -24,6 +24,12 @@ COLDEST = 1e-6
 
 FinishReason = Literal["stop", "length"]
 """stop: a stop id or a stop string; length: `max_tokens`, or the context is full."""
+_NEUTRAL = ("temperature", "seed", "max_tokens", "stop", "logprobs", "tempered_logprobs")
+"""Settings that do not change the probabilities of tokens, or do so as `temperature` says."""
+_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Values of a `generation_config.json` that are defaults of sampling in vLLM, next to
+`max_new_tokens`. `do_sample` is none of them there.
+"""
 
 
 @final
@@ -155,16 +161,6 @@ class Sampling:
             for one in fields(self)
             if one.name not in _NEUTRAL and getattr(self, one.name) not in (one.default, {})
         }
-
-
-_NEUTRAL = ("temperature", "seed", "max_tokens", "stop", "logprobs", "tempered_logprobs")
-"""Settings that do not change the probabilities of tokens, or do so as `temperature` says."""
-
-
-_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Values of a `generation_config.json` that are defaults of sampling in vLLM, next to
-`max_new_tokens`. `do_sample` is none of them there.
-"""
 
 
 def sampling_defaults(generation: JsonMapping) -> JsonObject:

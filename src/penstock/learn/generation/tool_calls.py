@@ -15,6 +15,7 @@ from penstock.core.json_values import JsonObject
 
 Tools = Sequence[Mapping[str, Any]]
 """As in a request: {"type": "function", "function": {"name": …, "parameters": a JSON schema}}."""
+_PYTHON = {"True": True, "False": False, "None": None}
 
 
 @final
@@ -314,9 +315,6 @@ def allowed_controls(template: str, special_tokens: Mapping[str, int]) -> frozen
     family = family_of(template)
     names: Iterable[str] = () if family is None else (*family.begins, *family.marks)
     return frozenset(special_tokens[name] for name in names if name in special_tokens)
-
-
-_PYTHON = {"True": True, "False": False, "None": None}
 
 
 def _between(text: str, begin: str, end: str, one: Callable[[str], tuple[Any, str]]) -> list[Any]:

@@ -27,16 +27,6 @@ if TYPE_CHECKING:
 
 OF_A_RANK = ("device", "threads", "log_every", "tensorboard", "wandb", "feature_cache")
 """Settings that say where a rank computes, or what the first one reports."""
-
-
-@runtime_checkable
-class MadeFromData(Protocol):
-    """An evaluator with data of its own."""
-
-    made_from: Mapping[str, str]
-    """Digests of the data by their names."""
-
-
 REFERENCES = ("lora", "cached", "initial")
 """Kinds of reference that are not the path of a model."""
 PATHS = (
@@ -48,6 +38,14 @@ PATHS = (
 """Settings that may differ where their contents are the same: those are compared. And how a teacher
 is run.
 """
+
+
+@runtime_checkable
+class MadeFromData(Protocol):
+    """An evaluator with data of its own."""
+
+    made_from: Mapping[str, str]
+    """Digests of the data by their names."""
 
 
 def shared_settings(

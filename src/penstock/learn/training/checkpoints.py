@@ -50,6 +50,7 @@ STATE, OPTIMIZER, SHARDED_OPTIMIZER = "state.json", "optimizer.safetensors", "op
 """Parts of a run's checkpoint, besides its model."""
 OLD = ".old"
 _PARTIAL, _DELETED = ".partial", ".deleted"
+_NAME = re.compile(r"step-(\d{8,})(\.old)?")
 
 
 @contextmanager
@@ -169,9 +170,6 @@ def digest(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-_NAME = re.compile(r"step-(\d{8,})(\.old)?")
 
 
 @final

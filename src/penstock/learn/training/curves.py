@@ -43,6 +43,8 @@ not numbers.
 """
 
 Over = Literal["step", "tokens"]
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b88a00", "#56b4e9", "#7f7f7f", "#7a4fb5")
+"""Eight colours that colour-blind readers can distinguish (after Okabe and Ito 2008)."""
 
 
 @final
@@ -383,10 +385,6 @@ def _names(runs: Sequence[str | Path]) -> list[str]:
     return [
         name if short.count(name) == 1 else str(run) for name, run in zip(short, runs, strict=True)
     ]
-
-
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b88a00", "#56b4e9", "#7f7f7f", "#7a4fb5")
-"""Eight colours that colour-blind readers can distinguish (after Okabe and Ito 2008)."""
 
 
 def colour(number: int) -> str:

@@ -7,13 +7,14 @@ source, is in `path_settings`.
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
 from penstock.data.shards.format.trees import (
     ADVANTAGE,
@@ -37,6 +38,7 @@ from penstock.plan.inputs.paths import RowPaths
 
 EPSILON = 1e-4
 """Added to the standard deviation of a group's rewards, as TRL does."""
+Figures = dict[str, float]
 
 
 @final
@@ -93,7 +95,7 @@ class PathScores:
         return torch.from_numpy(self.paths.value(name, who)).to(self.slots.device)
 
 
-def _trained_entries(paths: RowPaths, trained: Any) -> Any:
+def _trained_entries(paths: RowPaths, trained: Array) -> Array:
     """bool [S] whether each entry of `paths.slots` has a trained target in its path; `trained` is
     of slots.
     """
@@ -103,7 +105,7 @@ def _trained_entries(paths: RowPaths, trained: Any) -> Any:
     return inner & trained[paths.slots]
 
 
-def trained_tokens(row: ModelInput, who: str) -> Any:
+def trained_tokens(row: ModelInput, who: str) -> Array:
     """int64 [P] trained tokens of each path of a row; a loss weight says whether a token is
     trained, and no more.
 
@@ -129,9 +131,6 @@ def trained_tokens(row: ModelInput, who: str) -> Any:
             "prepare the data with weights 0 and 1"
         )
     return np.bincount(row.paths.owners[inner], minlength=len(row.paths))
-
-
-Figures = dict[str, float]
 
 
 def preference_loss(
@@ -239,7 +238,7 @@ def _pair_losses(
     return total
 
 
-def advantages(paths: RowPaths, settings: PolicySettings) -> Any:
+def advantages(paths: RowPaths, settings: PolicySettings) -> Array:
     """float64 [P] advantage of each path; NaN: it is not of a group, or masked, and not trained."""
     given = ADVANTAGE in paths.values
     numbers = paths.values[ADVANTAGE] if given else paths.value(REWARD, "training.policy")
@@ -261,7 +260,7 @@ def advantages(paths: RowPaths, settings: PolicySettings) -> Any:
     return found
 
 
-def slot_temperatures(paths: RowPaths, trained: Any) -> Any:
+def slot_temperatures(paths: RowPaths, trained: Array) -> Array:
     """float64 [T] temperature at which each slot's target was sampled; 1 where the data do not say.
 
     Args:

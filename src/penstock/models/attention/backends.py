@@ -46,6 +46,8 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q [T, heads, dim], k [T, kv_heads, dim], v [T, kv_heads, dim]) → [T, heads, dim]."""
 
 HALF = (torch.float16, torch.bfloat16)
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @final
@@ -191,10 +193,6 @@ def calls(pieces: list[list[int]], device: torch.device, dtype: torch.dtype) -> 
     for begin, _, end, reach in pieces:
         if reach > end:
             yield Call(slice(end, reach), slice(begin, end), causal=False, adds=True)
-
-
-flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def heads_first(x: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ _TYPES: dict[Layout, str] = {
     "Qwen3Next": "qwen3_next",
     "Bamba": "bamba",
 }
+_Change = Callable[[ModelSettings, str, Tensor], tuple[str, Tensor]]
 
 
 def layout_of(settings: ModelSettings) -> Layout:
@@ -248,9 +249,6 @@ def _renamed(name: str, changes: Mapping[str, str]) -> str:
     for ours, theirs in changes.items():
         name = name.replace(ours, theirs)
     return name
-
-
-_Change = Callable[[ModelSettings, str, Tensor], tuple[str, Tensor]]
 
 
 def _mixtral(settings: ModelSettings, name: str, weight: Tensor) -> tuple[str, Tensor]:

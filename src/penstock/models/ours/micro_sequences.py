@@ -40,6 +40,10 @@ from penstock.plan.inputs import AttentionRule
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+PartLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(hidden [D, S, width], targets [D, S], loss weights [D, S]) → the part's contribution to the
+loss, a scalar.
+"""
 
 
 def attend_past(
@@ -110,12 +114,6 @@ class _Joined(torch.autograd.Function):
         )
         of_own, of_k, of_v = _flash_backward(gradient, q, k, v, out, sums, 0.0, True)
         return of_before + of_own, of_k, of_v, of_past_k, of_past_v
-
-
-PartLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(hidden [D, S, width], targets [D, S], loss weights [D, S]) → the part's contribution to the
-loss, a scalar.
-"""
 
 
 def backward_in_parts(

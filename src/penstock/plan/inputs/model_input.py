@@ -20,6 +20,7 @@ from penstock.plan.inputs.paths import RowPaths
 
 IGNORE = -100
 """In `targets`: nothing to predict here."""
+ArrayT = TypeVar("ArrayT")
 
 
 @final
@@ -180,9 +181,6 @@ class ModelInput:
     def num_documents(self) -> int:
         """n, padding not counted."""
         return len(self.source_ids)
-
-
-ArrayT = TypeVar("ArrayT")
 
 
 class StepFields(TypedDict, Generic[ArrayT]):

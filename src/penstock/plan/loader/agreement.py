@@ -31,6 +31,8 @@ or by name.
 
 MOST_NAMED = 5
 """Differences that an error names; the others are counted."""
+_rounds: Counter[tuple[str, int]] = Counter()
+"""Comparisons by a store that this process has begun."""
 
 
 def check_ranks(
@@ -139,10 +141,6 @@ def torch_gather() -> Gather | None:
         return found
 
     return gather
-
-
-_rounds: Counter[tuple[str, int]] = Counter()
-"""Comparisons by a store that this process has begun."""
 
 
 def store_gather(place: DataParallel, who: str) -> Gather | None:

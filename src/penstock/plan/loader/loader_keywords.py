@@ -15,6 +15,11 @@ from penstock.plan.packing import Packing
 class LoaderKeywords(TypedDict, total=False):
     """Settings of a loader; see `LoaderSettings`."""
 
+    image_cache: str | Path | None
+    image_cache_bytes: int
+    prefetch_bytes: int
+    cache: str | Path | None
+    cache_bytes: int | None
     sequence_length: Required[int]
     rows_per_step: Required[int | Mapping[int, int]]
     seed: int
@@ -32,10 +37,5 @@ class LoaderKeywords(TypedDict, total=False):
     pin_memory: bool | None
     companion: Companion | None
     sum_over_ranks: Callable[[list[float]], Sequence[float]] | None
-    image_cache: str | Path | None
-    image_cache_bytes: int
-    prefetch_bytes: int
-    cache: str | Path | None
-    cache_bytes: int | None
     continue_from: JsonMapping | None
     first_step: int

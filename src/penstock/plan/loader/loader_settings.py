@@ -4,7 +4,6 @@ kept.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import ConfigError
@@ -12,7 +11,7 @@ from penstock.core.json_values import JsonMapping
 from penstock.plan.inputs.requirements import EVERYTHING, Attention, InputRequirements
 from penstock.plan.loader.companion import Companion
 from penstock.plan.loader.data_parallel import DataParallel
-from penstock.plan.loader.image_cache import BYTES, PREFETCH_BYTES
+from penstock.plan.loader.kept_settings import KeptSettings
 from penstock.plan.loader.mixture import whole
 from penstock.plan.loader.places import Start, read_place
 from penstock.plan.loader.plan_settings import PlanSettings
@@ -35,7 +34,7 @@ _WHOLE = (
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderSettings(PlanSettings):
+class LoaderSettings(PlanSettings, KeptSettings):
     """The keywords of `Loader`, of which this class is the source: names, types, defaults and
     descriptions.
 
@@ -79,25 +78,6 @@ class LoaderSettings(PlanSettings):
     rank runs them for all rows, because every rank needs the sum. It is not called if no source has
     such an objective.
     """
-    image_cache: str | Path | None = None
-    """Folder for processed images, without loss; from the second time on, an image costs a fifth or
-    less. Several processes and runs may share it. None: images are decoded and processed whenever
-    they are needed.
-    """
-    image_cache_bytes: int = BYTES
-    """Maximum bytes of that folder, 64 GiB by default; beyond it, what was least used goes."""
-    prefetch_bytes: int = PREFETCH_BYTES
-    """Maximum bytes of processed images in steps that are prepared ahead, 4 GiB by default; one
-    step is always made.
-    """
-    cache: str | Path | None = None
-    """Folder for what is fetched of sources in object stores; ranks and runs may share it. None:
-    the environment's `PENSTOCK_CACHE`, else the user's cache folder.
-    """
-    cache_bytes: int | None = None
-    """Maximum bytes of all remote sources in that folder; beyond it, what was used least recently
-    goes. Ranks of one machine share the folder, and should have the same number. None: no limit.
-    """
     continue_from: JsonMapping | None = None
     """Where the sources of another loader stood after one of its steps, `Step.place`: sources of
     the same name go on there, and new ones begin at their beginning. Shares, limits, objectives and
@@ -128,9 +108,7 @@ class LoaderSettings(PlanSettings):
                 + ("; call it: model.requirements()" if callable(self.requirements) else "")
             )
         self.merged_requirements().require_effect()
-        for name in ("cache_bytes", "prefetch_bytes"):
-            if (size := getattr(self, name)) is not None and size < 1:
-                raise ConfigError(f"{name} must be at least 1, got {size}")
+        self.check_sizes()
         object.__setattr__(self, "first_step", step_number(self.first_step))
 
     def merged_requirements(self) -> InputRequirements:

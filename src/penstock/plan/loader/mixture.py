@@ -27,6 +27,19 @@ from penstock.plan.sampling import Shuffle, integer_shares
 from penstock.plan.sampling._kernels import WINDOW_BLOCKS
 from penstock.plan.sampling.order import MOST_RUNS, SHUFFLE_CODES
 
+TooLong = Literal["split", "drop", "truncate", "error", "keep_end"]
+"""A document longer than a row. `split`: in parts, each a document of its own, and no target is
+lost. `drop`: left out. `truncate`: only its first tokens are kept; `keep_end`: only its last. All
+three are counted. `error`: refused, naming its origin.
+"""
+TOO_LONG: tuple[str, ...] = ("split", "drop", "truncate", "error", "keep_end")
+CUTTING = ("split", "truncate", "keep_end")
+"""Those of `TOO_LONG` that cut documents."""
+TOKENS: Literal["tokens"] = "tokens"
+"""The share of a source that counts as much as it has tokens."""
+Place: TypeAlias = str | os.PathLike[str]
+"""A path: also what `prepare` returns."""
+
 
 def whole(name: str, value: Any) -> int:
     """A whole number of any kind (NumPy's and torch's too) as an int.
@@ -52,20 +65,6 @@ def real(name: str, value: Any) -> float:
         except (TypeError, ValueError):
             pass
     raise ConfigError(f"{name} must be a number, got {value!r}")
-
-
-TooLong = Literal["split", "drop", "truncate", "error", "keep_end"]
-"""A document longer than a row. `split`: in parts, each a document of its own, and no target is
-lost. `drop`: left out. `truncate`: only its first tokens are kept; `keep_end`: only its last. All
-three are counted. `error`: refused, naming its origin.
-"""
-
-TOO_LONG: tuple[str, ...] = ("split", "drop", "truncate", "error", "keep_end")
-CUTTING = ("split", "truncate", "keep_end")
-"""Those of `TOO_LONG` that cut documents."""
-
-TOKENS: Literal["tokens"] = "tokens"
-"""The share of a source that counts as much as it has tokens."""
 
 
 @suggests
@@ -295,8 +294,6 @@ def _shown_path(path: object) -> str:
     return shown_url(path) if isinstance(path, (str, Path)) else repr(path)
 
 
-Place: TypeAlias = str | os.PathLike[str]
-"""A path: also what `prepare` returns."""
 Sources: TypeAlias = (
     Source | Place | Corpus | Sequence[Source | Place | Corpus] | Mapping[str, float]
 )

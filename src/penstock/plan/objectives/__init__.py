@@ -2,14 +2,29 @@
 
 from penstock.core.lazy_imports import public_names
 from penstock.plan.objectives.denoise_tasks import CausalLM, PrefixLM, SpanCorruption
-from penstock.plan.objectives.objective import Facts, Objective, Written, check_objective
+from penstock.plan.objectives.objective import (
+    AddingTokens,
+    Bidirectional,
+    Facts,
+    NamingTasks,
+    Objective,
+    Resolving,
+    WithTasks,
+    Written,
+    check_objective,
+)
 
 __all__ = [
+    "AddingTokens",
+    "Bidirectional",
     "CausalLM",
     "Facts",
+    "NamingTasks",
     "Objective",
     "PrefixLM",
+    "Resolving",
     "SpanCorruption",
+    "WithTasks",
     "Written",
     "check_objective",
 ]

@@ -27,6 +27,22 @@ FAMILIES = (
 `<|extra_id_0|>`, Llama 3's `<|reserved_special_token_0|>`, Gemma's `<unused0>`, Mistral's
 `[control_8]`, tekken's `<SPECIAL_20>`, Phi's `<|placeholder1|>` and `<|dummy_0|>`.
 """
+INFILL_FAMILIES: dict[str, tuple[str, str, str, str]] = {
+    "StarCoder": ("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"),
+    "SantaCoder": ("<fim-prefix>", "<fim-middle>", "<fim-suffix>", "<fim-pad>"),
+    "Qwen": ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
+    "DeepSeek": ("<｜fim▁begin｜>", "<｜fim▁end｜>", "<｜fim▁hole｜>", "<｜▁pad▁｜>"),
+    "CodeLlama": ("▁<PRE>", "▁<MID>", "▁<SUF>", "<pad>"),
+    "Mistral": ("[PREFIX]", "[MIDDLE]", "[SUFFIX]", "<pad>"),
+    "Falcon": (">>PREFIX<<", ">>MIDDLE<<", ">>SUFFIX<<", "<pad>"),
+}
+"""Prefix, middle, suffix and pad, by who made them; Qwen's are also those of OLMo 2, CodeGemma and
+SmolLM 2.
+
+DeepSeek writes its hole between prefix and suffix, where the others write the suffix token, and its
+end before the middle: the same order.
+"""
+ROLES = ("the prefix token", "the middle token", "the suffix token", "the padding token")
 
 
 def spare_ids(controls: Mapping[str, int], *, taken: Collection[int]) -> list[int]:
@@ -114,26 +130,6 @@ def tokenizer_of(facts: Facts, extended: str | None, where: str) -> Any:
             f"{reason}; make one from it: penstock tokenizer add"
         )
     return tokenizer
-
-
-INFILL_FAMILIES: dict[str, tuple[str, str, str, str]] = {
-    "StarCoder": ("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"),
-    "SantaCoder": ("<fim-prefix>", "<fim-middle>", "<fim-suffix>", "<fim-pad>"),
-    "Qwen": ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
-    "DeepSeek": ("<｜fim▁begin｜>", "<｜fim▁end｜>", "<｜fim▁hole｜>", "<｜▁pad▁｜>"),
-    "CodeLlama": ("▁<PRE>", "▁<MID>", "▁<SUF>", "<pad>"),
-    "Mistral": ("[PREFIX]", "[MIDDLE]", "[SUFFIX]", "<pad>"),
-    "Falcon": (">>PREFIX<<", ">>MIDDLE<<", ">>SUFFIX<<", "<pad>"),
-}
-"""Prefix, middle, suffix and pad, by who made them; Qwen's are also those of OLMo 2, CodeGemma and
-SmolLM 2.
-
-DeepSeek writes its hole between prefix and suffix, where the others write the suffix token, and its
-end before the middle: the same order.
-"""
-
-
-ROLES = ("the prefix token", "the middle token", "the suffix token", "the padding token")
 
 
 def infill_ids(

@@ -23,6 +23,8 @@ million tokens.
 """
 SCALE = 1 << 32
 """Random words are below this."""
+LONGEST = 1 << 22
+"""Maximum tokens of a document: lengths times rates stay in 32 bits for JAX."""
 
 
 @final
@@ -169,10 +171,6 @@ def cumulative(tasks: Sequence[Task]) -> list[int]:
             "or leave it out"
         )
     return list(accumulate(counts))
-
-
-LONGEST = 1 << 22
-"""Maximum tokens of a document: lengths times rates stay in 32 bits for JAX."""
 
 
 def plain_token(token: object, role: str) -> Token:

@@ -26,6 +26,10 @@ from penstock.core.arrays import Array, Float32, Int32, Int64, UInt64
 from penstock.core.errors import ConfigError
 from penstock.core.suggestions import suggests
 
+MEMBERS = ("name", "document_limit", "measure", "write")
+"""Common part of all objectives."""
+LENGTHS = (1, 2, 3, 5, 8, 21, 64, 300)
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,8 +71,11 @@ class Facts:
 class Objective(Protocol):
     """The protocol of objectives. Your own needs these four members; make it a frozen dataclass.
 
-    An objective may also have what `Resolving`, `WithTasks`, `AddingTokens` and `Bidirectional`
-    ask for: a method `resolve`; a method `task`, and `task_names`; `added_tokens`; `bidirectional`.
+    An objective may also have: `resolve(facts: Facts) -> Objective`, called once at set-up
+    (`Resolving`); `task(length: int, key: int) -> str`, the name of the task that a document gets
+    (`WithTasks`), and `task_names: tuple[str, ...]` (`NamingTasks`); `added_tokens: tuple[int,
+    ...]`, the ids it inserts (`AddingTokens`); `bidirectional: bool`, True if a `prefix` may be
+    above 0 (`Bidirectional`).
 
     `check_objective` tests whether an objective meets the contract. Its `repr` goes into a state's
     digest, so that no run is resumed with another objective; it must contain all settings, and be
@@ -195,16 +202,9 @@ class Causal:
         return Written(tokens=tokens, weights=weights)
 
 
-MEMBERS = ("name", "document_limit", "measure", "write")
-"""Common part of all objectives."""
-
-
 def missing_members(objective: object) -> tuple[str, ...]:
     """Those of `MEMBERS` that it does not have."""
     return tuple(member for member in MEMBERS if not hasattr(objective, member))
-
-
-LENGTHS = (1, 2, 3, 5, 8, 21, 64, 300)
 
 
 def check_objective(

@@ -62,6 +62,10 @@ _ONE = np.uint64(1)
 _SHIFT = np.uint64(32)
 _MULTIPLIER_1 = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_2 = np.uint64(0xD6E8FEB86659FD93)
+NOT_REFUSED, NOT_HERE = -1, -2
+"""Codes of `draw` in place of a refused document: there is none; or the next document's length is
+not here yet.
+"""
 
 
 @inline_kernel
@@ -233,12 +237,6 @@ def permute_range(begin, size, key, mode, out):
         small_permutation(size, key, table)
     for i in range(0, len(out), SMALL):
         _shuffled(begin + i, size, key, mode, schedule, table, outside, out[i : i + SMALL])
-
-
-NOT_REFUSED, NOT_HERE = -1, -2
-"""Codes of `draw` in place of a refused document: there is none; or the next document's length is
-not here yet.
-"""
 
 
 @inline_kernel

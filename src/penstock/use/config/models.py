@@ -6,12 +6,8 @@ checked model, which runs the class's own checks. The JSON Schema comes from the
 descriptions are the strings under the fields.
 """
 
-import ast
 import dataclasses
 import datetime
-import inspect
-import itertools
-import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -28,10 +24,12 @@ from pydantic import (
     create_model,
 )
 
+from penstock.core.declarations import declared
 from penstock.core.errors import ConfigError
 from penstock.data.prepare.chat_settings import GROUPS, ChatSettings
 from penstock.learn.training.evaluator_settings import EvaluatorSettings
 from penstock.learn.training.settings import TrainSettings
+from penstock.plan.loader.kept_settings import KeptSettings
 from penstock.plan.loader.mixture import Source
 from penstock.plan.loader.plan_settings import PlanSettings
 from penstock.use.config.document import Document, Place
@@ -43,6 +41,8 @@ _IN_FILES: dict[tuple[type, str], tuple[Any, Callable[[Any], Any]]] = {
     (ChatSettings, "template"): (str, str),
     (ChatSettings, "date"): (str | datetime.date | None, lambda day: day and str(day)),
     (Source, "objective"): (OBJECTIVE, objective_of),
+    (KeptSettings, "image_cache"): (str | None, lambda path: path),
+    (KeptSettings, "cache"): (str | None, lambda path: path),
     (PlanSettings, "rows_per_step"): (int | Mapping[str, int], lambda rows: rows),
     (EvaluatorSettings, "objective"): (OBJECTIVE, objective_of),
     (EvaluatorSettings, "function"): (str | None, lambda name: name),
@@ -95,7 +95,7 @@ def model_of(settings: type) -> type[BaseModel]:
             inner = model_of(_SPREAD[settings][field.name]).model_fields
             fields |= {name: (one.annotation, one) for name, one in inner.items()}
             continue
-        in_file, _ = _IN_FILES.get((settings, field.name), (None, None))
+        in_file, _ = _in_files(settings, field.name)
         kind = _checked_type(in_file or hints[field.name])
         fields[field.name] = (
             kind,
@@ -126,7 +126,7 @@ def build(value: object, document: Document, place: Place = ()) -> object:
     settings = type(value).__settings_class__  # type: ignore[attr-defined]
     arguments = {}
     for name in value.model_fields_set:
-        _, convert = _IN_FILES.get((settings, name), (None, None))
+        _, convert = _in_files(settings, name)
         entry = build(getattr(value, name), document, (*place, name))
         arguments[name] = convert(entry) if convert else entry
     try:
@@ -156,17 +156,15 @@ def check(document: Document, settings: type) -> Any:
 
 def field_notes(settings: type) -> dict[str, str]:
     """Field → the description under it in the class's source, as one line."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(settings)))
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-    notes = {}
-    for field, note in itertools.pairwise(body):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(note, ast.Expr)
-            and isinstance(note.value, ast.Constant)
-        ):
-            notes[ast.unparse(field.target)] = " ".join(str(note.value.value).split())
-    return notes
+    found = declared(f"{settings.__module__}.{settings.__qualname__}")
+    return {name: one.note for name, one in found.items() if one.note}
+
+
+def _in_files(settings: object, name: str) -> tuple[Any, Callable[[Any], Any] | None]:
+    """What a file has in place of a field, by the class that declares it."""
+    classes = settings.__mro__ if isinstance(settings, type) else ()
+    places = ((one, name) for one in classes)
+    return next((_IN_FILES[place] for place in places if place in _IN_FILES), (None, None))
 
 
 def field_names(settings: type) -> list[str]:

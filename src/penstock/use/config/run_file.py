@@ -23,7 +23,7 @@ from penstock.models import ModelSettings
 from penstock.plan.inputs import EVERYTHING, Attention
 from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader import Companion, LoaderSettings, PlanSettings
-from penstock.plan.loader.image_cache import BYTES, PREFETCH_BYTES
+from penstock.plan.loader.kept_settings import KeptSettings
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.mixture import Mixture, ShareChange, Source
 from penstock.plan.loader.places import BEGINNING, Start
@@ -32,11 +32,13 @@ from penstock.use.config.models import check, model_of
 
 PYTHON = "python"
 """Section that a run started from Python has: place → the Python object that was passed there."""
+LOOKED_AT = EVERYTHING.merge(InputRequirements(asked_by="a look at rows", trees=True))
+"""What is asked for to show or count rows, without a model."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataSettings:
+class DataSettings(KeptSettings):
     """The data: sources and how they become rows."""
 
     sources: Sequence[Source]
@@ -54,30 +56,9 @@ class DataSettings:
     baselines) of its row.
     """
 
-    image_cache: str | None = None
-    """Folder for processed images, without loss; None: images are decoded and processed whenever
-    they are needed.
-    """
-    image_cache_bytes: int = BYTES
-    """Maximum bytes of that folder; beyond it, what was used least recently goes."""
-    prefetch_bytes: int = PREFETCH_BYTES
-    """Maximum bytes of processed images in steps that are prepared ahead; one step is always
-    made.
-    """
-    cache: str | None = None
-    """Folder for what is fetched of sources in object stores; None: the environment's
-    PENSTOCK_CACHE, else the user's cache folder.
-    """
-    cache_bytes: int | None = None
-    """Maximum bytes of remote sources in that folder; None: no limit."""
-
     def __post_init__(self) -> None:
         self.loader.require_effect(self.mixture)
-        for name in ("image_cache_bytes", "prefetch_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
-        if self.cache_bytes is not None and self.cache_bytes < 1:
-            raise ConfigError(f"cache_bytes must be 1 or more, got {self.cache_bytes}")
+        self.check_sizes()
 
     @property
     def mixture(self) -> Mixture:
@@ -216,10 +197,6 @@ def run_schema() -> JsonObject:
     }
 
 
-LOOKED_AT = EVERYTHING.merge(InputRequirements(asked_by="a look at rows", trees=True))
-"""What is asked for to show or count rows, without a model."""
-
-
 def make_loader(
     data: DataSettings,
     *,
@@ -248,8 +225,7 @@ def make_loader(
         ConfigError: A dataset cannot be opened from its path alone, or sources disagree.
     """
     settings = {field.name: getattr(data.loader, field.name) for field in fields(data.loader)}
-    own = ("image_cache", "image_cache_bytes", "prefetch_bytes", "cache", "cache_bytes")
-    filling = {**{name: getattr(data, name) for name in own}, **filling}
+    filling = {**{one.name: getattr(data, one.name) for one in fields(KeptSettings)}, **filling}
     distances = InputRequirements(
         asked_by="target_distances", target_distances=data.target_distances
     )

@@ -63,6 +63,10 @@ if TYPE_CHECKING:
 FILLING_THREADS = 1
 GIVEN = "given"
 """Name of a model that was passed as a Python object."""
+READ_BY_TEACHERS = InputRequirements(asked_by="the teacher", positions=True, cu_seqlens=True)
+"""Fields for teachers: one with the student's tokenizer reads the student's own rows."""
+TRAINED = "from:"
+"""Prefix of `model` that names a run or a model folder to take the initial weights from."""
 
 
 @final
@@ -81,10 +85,6 @@ class Given:
 
 
 NOTHING = Given()
-READ_BY_TEACHERS = InputRequirements(asked_by="the teacher", positions=True, cu_seqlens=True)
-"""Fields for teachers: one with the student's tokenizer reads the student's own rows."""
-TRAINED = "from:"
-"""Prefix of `model` that names a run or a model folder to take the initial weights from."""
 
 
 def make_trainer(

@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from penstock.data.prepare import ChatSettings
 from penstock.data.prepare.chats import image_loader, in_short
 from penstock.data.sources import Fields, ObjectBlock, open_sources
 from penstock.data.sources.json_files import number_lines
+from penstock.data.sources.records import Reject
 from penstock.tokenizers import Tokenizer
 from penstock.use.inspection.page_model import Note, PageDocument, from_chat
 from penstock.use.inspection.text import in_words, token_texts
@@ -135,7 +136,7 @@ def _records(
         reject = next(bad)
 
 
-def _rejected(reject: Any) -> RawRecord:
+def _rejected(reject: Reject) -> RawRecord:
     origin = f"{reject.file}:{reject.line}"
     return RawRecord(
         number=-1, origin=origin, value=None, problem=reject.reason, excerpt=reject.excerpt

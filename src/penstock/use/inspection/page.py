@@ -158,7 +158,7 @@ def page_html(data: PageData) -> str:
 
 def payload(data: PageData) -> JsonObject:
     """Everything that the page shows, as JSON values."""
-    vocabulary, streams, pictures = Vocabulary(), list[np.ndarray[Any, Any]](), Pictures()
+    vocabulary, streams, pictures = Vocabulary(), list[Array](), Pictures()
     documents = [document for side in (data, data.other) if side for document in side.documents]
     role_names = list(dict.fromkeys(name for document in documents for name in document.role_names))
     # Of all documents, each once; a trained token has none.
@@ -226,7 +226,7 @@ def _document(
     names: list[str],
     reasons: list[str],
     vocabulary: Vocabulary,
-    streams: list[Any],
+    streams: list[Array],
     pictures: Pictures,
 ) -> JsonObject:
     count = len(document.ids)
@@ -268,7 +268,7 @@ def _row(
     row: RowView,
     control_ids: frozenset[int],
     vocabulary: Vocabulary,
-    streams: list[Any],
+    streams: list[Array],
     pictures: Pictures,
 ) -> JsonObject:
     ids = np.asarray(row.tokens[: row.num_tokens], np.int64)

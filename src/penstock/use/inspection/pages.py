@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from penstock.chat import ResolvedBoundary, detect_family, scan
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonObject
+from penstock.data.shards.format.manifest import ChatInfo
 from penstock.data.shards.tables.corpus import Corpus
 from penstock.plan.loader.loader import Loader
 from penstock.tokenizers import Tokenizer
@@ -168,7 +168,7 @@ def _lengths(found: DatasetSummary) -> dict[str, Histogram]:
     }
 
 
-def _boundaries(chat: Any, tokenizer: Tokenizer) -> tuple[ResolvedBoundary, ...]:
+def _boundaries(chat: ChatInfo, tokenizer: Tokenizer) -> tuple[ResolvedBoundary, ...]:
     """Role boundaries of the template's family; empty if it is unknown."""
     family = detect_family(chat.template)
     try:
@@ -177,7 +177,7 @@ def _boundaries(chat: Any, tokenizer: Tokenizer) -> tuple[ResolvedBoundary, ...]
         return ()
 
 
-def settings_of_chats(chat: Any) -> JsonObject:
+def settings_of_chats(chat: ChatInfo) -> JsonObject:
     """Settings that rendered and masked the conversations of a dataset."""
     rest = {name: value for group in chat.settings.values() for name, value in group.items()}
     stops = ", ".join(chat.stop_texts)

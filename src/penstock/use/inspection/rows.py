@@ -18,6 +18,7 @@ import numpy as np
 
 from penstock.core.arrays import Array
 from penstock.core.json_values import JsonObject
+from penstock.data.shards.tables.corpus import Corpus
 from penstock.plan.inputs import IGNORE
 from penstock.plan.loader.extras import extras_of
 from penstock.plan.loader.loader import Loader
@@ -179,7 +180,7 @@ def view_rows(
     loader: Loader,
     step: int,
     rows: list[int],
-    tokenizer_for: Callable[[Any], Any],
+    tokenizer_for: Callable[[Corpus], Tokenizer | None],
     *,
     lines: bool = False,
 ) -> list[RowView]:
@@ -212,7 +213,7 @@ def _view(
     number: int,
     row: Any,
     pieces: Array,
-    spellers: list[Any],
+    spellers: list[Tokenizer | None],
     lines: bool,
 ) -> RowView:
     documents, texts = [], [""] * row.sequence_length
@@ -302,7 +303,7 @@ def rewritings_of(loader: Loader) -> list[Rewriting]:
 
 
 def stretches_of(
-    rewriting: Any, piece: Any, tokens: Array, begin: int, prefix: int
+    rewriting: Rewriting, piece: Any, tokens: Array, begin: int, prefix: int
 ) -> tuple[Stretch, ...]:
     """The stretches of one document in a row, in order; none if it is unchanged.
 

@@ -69,6 +69,7 @@ KINDS = frozenset(
 )
 """Types of parts of messages, and of items."""
 MOST_BIASES, MOST_PROMPTS, MOST_STOPS, LONGEST_STOP = 1024, 128, 4, 256
+Parsed = TypeVar("Parsed", bound=Strict)
 
 
 def _stops(value: object) -> object:
@@ -344,9 +345,6 @@ class ChatRequest(_Request):
             raise ValueError(
                 "continue_final_message needs a last message of the assistant, without tool_calls"
             )
-
-
-Parsed = TypeVar("Parsed", bound=Strict)
 
 
 def parse(

@@ -42,6 +42,7 @@ _FIXED = 0x10
 """MAP_FIXED of Linux and of macOS."""
 
 Shards = Annotated[Int64, "shards"]
+_numbers = iter(range(1 << 62))
 
 
 def map_shards(
@@ -356,9 +357,6 @@ def _leave(begin: int, size: int, number: int, held: list[int]) -> None:
     """A dataset is gone, and nothing that it gave is left."""
     libc.munmap(begin, size)
     pool.left.append((number, held[0]))
-
-
-_numbers = iter(range(1 << 62))
 
 
 @final

@@ -23,6 +23,13 @@ Verdict = Literal["passed", "failed", "timeout", "memory", "crashed"]
 """`passed`: ran to its end; `failed`: an exception, or it ended early; `timeout`: wall or CPU time;
 `memory`: out of memory; `crashed`: a signal ended it.
 """
+_LOOK_EVERY = 0.05
+_READ = 1 << 18
+_REPORT_BYTES = 4096
+_SECRET_BYTES = 32  # the runner has the same number
+_SECONDS_TO_DIE = 5.0
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+Process = subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +81,6 @@ class Outcome:
     def passed(self) -> bool:
         """Whether the program ran to its end."""
         return self.verdict == "passed"
-
-
-_LOOK_EVERY = 0.05
-_READ = 1 << 18
-_REPORT_BYTES = 4096
-_SECRET_BYTES = 32  # the runner has the same number
-_SECONDS_TO_DIE = 5.0
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-
-Process = subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,6 +113,30 @@ UNSUPPORTED = {
     "field_human": "axolotl 0.19 does not read it; use message_property_mappings",
     "field_model": "axolotl 0.19 does not read it; use message_property_mappings",
 }
+_WRITE = '''"""Prompts of FILE, for `penstock prepare --transform`: text, and the characters of it that are trained."""
+
+
+def _write(record, *, turn, turn_without_input, system, text, text_without_input, fields, trains_prompt):
+    more = record.get(fields["input"]) or ""
+    text = record.get(fields["system"]) or (text if more else text_without_input)
+    prompt = system.replace("{system}", text) if text else ""
+    form = turn if more else turn_without_input
+    parts = {"{instruction}": record.get(fields["instruction"]) or "", "{input}": more}
+    prompt += _filled(form, parts)
+    whole = prompt + record[fields["output"]]
+    begin = 0 if trains_prompt else len(prompt)
+    ranges = [{"begin": begin, "end": len(whole), "weight": 1.0}]
+    return {**record, fields["output"]: whole, "loss_weights": ranges}
+
+
+def _filled(form, parts):
+    """The form with its places filled, once: text that spells a place stays text."""
+    place = min((at for at in ((form.find(name), name) for name in parts) if at[0] >= 0), default=None)
+    if place is None:
+        return form
+    at, name = place
+    return form[:at] + parts[name] + _filled(form[at + len(name) :], parts)
+'''  # noqa: E501
 
 
 @final
@@ -461,29 +485,3 @@ def transform_code(prepared: Sequence[Prepared], file: str) -> str | None:
         for name, form in asked
     ]
     return _WRITE.replace("FILE", file) + "".join(functions)
-
-
-_WRITE = '''"""Prompts of FILE, for `penstock prepare --transform`: text, and the characters of it that are trained."""
-
-
-def _write(record, *, turn, turn_without_input, system, text, text_without_input, fields, trains_prompt):
-    more = record.get(fields["input"]) or ""
-    text = record.get(fields["system"]) or (text if more else text_without_input)
-    prompt = system.replace("{system}", text) if text else ""
-    form = turn if more else turn_without_input
-    parts = {"{instruction}": record.get(fields["instruction"]) or "", "{input}": more}
-    prompt += _filled(form, parts)
-    whole = prompt + record[fields["output"]]
-    begin = 0 if trains_prompt else len(prompt)
-    ranges = [{"begin": begin, "end": len(whole), "weight": 1.0}]
-    return {**record, fields["output"]: whole, "loss_weights": ranges}
-
-
-def _filled(form, parts):
-    """The form with its places filled, once: text that spells a place stays text."""
-    place = min((at for at in ((form.find(name), name) for name in parts) if at[0] >= 0), default=None)
-    if place is None:
-        return form
-    at, name = place
-    return form[:at] + parts[name] + _filled(form[at + len(name) :], parts)
-'''  # noqa: E501

@@ -6,6 +6,30 @@ and `training` read them.
 
 from collections.abc import Mapping
 
+_TRACKERS = (
+    "send metrics.jsonl of the run there yourself; TensorBoard and W&B are built in "
+    "(training.tensorboard, wandb)"
+)
+_QUANTISED = (
+    "weights are trained in full precision; take a smaller model or training.shard if they do not "
+    "fit"
+)
+_OPTIMIZER = (
+    "only AdamW and Muon are built in; for another optimizer use the loader in your own loop"
+)
+_PEFT = (
+    "LoRA has no such setting here; to use other adapters, train in a Hugging Face Trainer "
+    "(ps.huggingface)"
+)
+_ROLLOUTS = (
+    "answers are sampled in rounds: `penstock rollouts`, then training.policy (GRPO, Dr. GRPO, "
+    "DAPO, GSPO)"
+)
+_STOP = (
+    "look at the curves (`penstock plot`) and take the checkpoint that you want; training never "
+    "stops early"
+)
+
 
 def _each(names: str, text: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), text)
@@ -103,29 +127,6 @@ NO_EFFECT: Mapping[str, str] = {
 }
 """Key → why it does not change the trained model."""
 
-_TRACKERS = (
-    "send metrics.jsonl of the run there yourself; TensorBoard and W&B are built in "
-    "(training.tensorboard, wandb)"
-)
-_QUANTISED = (
-    "weights are trained in full precision; take a smaller model or training.shard if they do not "
-    "fit"
-)
-_OPTIMIZER = (
-    "only AdamW and Muon are built in; for another optimizer use the loader in your own loop"
-)
-_PEFT = (
-    "LoRA has no such setting here; to use other adapters, train in a Hugging Face Trainer "
-    "(ps.huggingface)"
-)
-_ROLLOUTS = (
-    "answers are sampled in rounds: `penstock rollouts`, then training.policy (GRPO, Dr. GRPO, "
-    "DAPO, GSPO)"
-)
-_STOP = (
-    "look at the curves (`penstock plot`) and take the checkpoint that you want; training never "
-    "stops early"
-)
 
 UNSUPPORTED: Mapping[str, str] = {
     **_each(

@@ -42,6 +42,14 @@ SHAPES = {
 }
 AT_END = 1_000_000_000
 """Steps between checkpoints of a run that is saved at its end only."""
+_OF_PEFT = {
+    "lora_dropout": "dropout",
+    "peft_use_rslora": "rslora",
+    "lora_rank_pattern": "rank_pattern",
+    "lora_alpha_pattern": "alpha_pattern",
+    "lora_modules_to_save": "modules_to_save",
+}
+"""Setting of axolotl → ours of the same meaning."""
 
 
 def read_training(keys: Keys, steps: int | None, epochs: float, rl: str) -> JsonObject:
@@ -262,16 +270,6 @@ def _warmup(keys: Keys, steps: int | None, *, has_one: bool) -> int | None:
         return None
     keys.mapped("warmup_ratio", "training.schedule.warmup_steps")
     return int(ratio * steps) if ratio is not None else min(int(0.03 * steps), 100)
-
-
-_OF_PEFT = {
-    "lora_dropout": "dropout",
-    "peft_use_rslora": "rslora",
-    "lora_rank_pattern": "rank_pattern",
-    "lora_alpha_pattern": "alpha_pattern",
-    "lora_modules_to_save": "modules_to_save",
-}
-"""Setting of axolotl → ours of the same meaning."""
 
 
 def _lora(keys: Keys) -> JsonObject | None:
