@@ -157,7 +157,7 @@ def test_spans_of_fast_llm_become_ranges(tmp_path: Path, monkeypatch: pytest.Mon
         assert [at for part in found for at in range(part["begin"], part["end"])] == [
             at for at in range(len(text)) if at not in masked
         ]
-    assert "1 document of 7 trains nothing" in str(names["report"])
+    assert "1 document of 7 trains nothing" in str(names["masked"].report)
     trained = [(document.loss_weights > 0).any() for document in ps.open_dataset("data/masked")]
     assert trained == [True, True, True, False, True, True, True]
 
