@@ -26,6 +26,7 @@ class Lengths:
             num_documents=len(pairs),
             lengths=pairs,
             weight_sums=None,
+            has_spans=False,
             check_lengths=lambda documents: None,
         )
         self.fingerprint, self.name = f"{name}{len(pairs)}", name

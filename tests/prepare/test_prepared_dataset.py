@@ -114,3 +114,12 @@ def test_a_shard_that_was_removed_meanwhile_is_noticed(corpus, tokenizer, tmp_pa
     next(iter(web.path.glob("*.arrow"))).unlink()
     with pytest.raises(CorruptionError, match=r"\.arrow: "):
         prepare_here(f"{corpus}/*.jsonl", tokenizer, tmp_path / "web", part_bytes=12_000)
+
+
+def test_a_store_that_was_emptied_is_prepared_into_again(store, corpus, tokenizer):
+    """The copies here know the stamps of the first upload; the second one is as good."""
+    made = prepared(corpus, tokenizer, "s3://bucket/web", validation=0.3)
+    shutil.rmtree(store.folder / "bucket" / "web")
+    again = prepared(corpus, tokenizer, "s3://bucket/web", validation=0.3)
+    assert (again, again.validation) == (made, made.validation)
+    assert (again[0].tokens == made[0].tokens).all()

@@ -235,9 +235,10 @@ def test_a_picture(tmp_path):
 
 
 def test_the_verb_draws_beside_the_run(tmp_path, capsys):
-    plot.run([str(make_run(tmp_path / "a", 5))])
+    plot.run(runs=[str(make_run(tmp_path / "a", 5))])
     assert capsys.readouterr().out == f"{tmp_path / 'a' / 'curves.html'}\n"
-    plot.run([str(tmp_path / "a" / "metrics.jsonl")], tmp_path / "mine.html", "tokens")
+    given = {"output": tmp_path / "mine.html", "over": "tokens"}
+    plot.run(runs=[str(tmp_path / "a" / "metrics.jsonl")], **given)
     assert data_of((tmp_path / "mine.html").read_text())["over"] == "tokens"
 
 

@@ -2,13 +2,16 @@
 
 from functools import cached_property
 from pathlib import Path
-from typing import Self, final
+from typing import Self, TypeVar, final
 
 from penstock.core.errors import ConfigError
 from penstock.core.folders import is_url
 from penstock.core.urls import split_query
 from penstock.data.reports.report import PrepareReport
 from penstock.data.shards.dataset import Dataset
+from penstock.data.shards.remote.tables import ShardReplacedError
+
+DatasetT = TypeVar("DatasetT", bound=Dataset)
 
 
 @final
@@ -40,7 +43,7 @@ class PreparedDataset(Dataset):
             CorruptionError: A file of the dataset is missing or damaged.
             StoreError: The store cannot be read.
         """
-        prepared = cls.open(_inside(output, next(iter(report.splits))))
+        prepared = _open_written(cls, _inside(output, next(iter(report.splits))))
         prepared._output, prepared._report = output, report
         return prepared
 
@@ -64,7 +67,16 @@ class PreparedDataset(Dataset):
                 f"{self.url or self.path}: was prepared without a share for validation; "
                 "ps.prepare(…, validation=0.01), into another output or with overwrite"
             )
-        return Dataset.open(_inside(self._output, "validation"))
+        return _open_written(Dataset, _inside(self._output, "validation"))
+
+
+def _open_written(kind: type[DatasetT], place: str | Path) -> DatasetT:
+    """Open what was just written, also where an earlier upload of the same was opened before."""
+    try:
+        return kind.open(place)
+    except ShardReplacedError as error:
+        error.accept()
+        return kind.open(place)
 
 
 def _inside(output: str | Path, split: str) -> str | Path:

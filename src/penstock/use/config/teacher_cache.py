@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 
 from penstock.core.errors import ConfigError
+from penstock.core.suggestions import suggests
 from penstock.learn.distillation.cache_writer import write_cache
 from penstock.learn.distillation.outputs import Wanted
 from penstock.learn.distillation.settings import TeacherSettings
@@ -38,6 +39,7 @@ cache.
 """
 
 
+@suggests
 def cache_teacher(
     run_file: str | Path,
     output: str | Path,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import final
 
 from penstock.core.errors import ConfigError
+from penstock.core.suggestions import suggests
 from penstock.use.config.run_file import make_loader
 from penstock.use.config.summary import describe
 from penstock.use.inspection.plan_report import PlanReport, dry_run
@@ -26,6 +27,7 @@ class TrainingPlan:
     """Of the first steps, or of all."""
 
 
+@suggests
 def plan_training(
     run_file: str | Path,
     *,

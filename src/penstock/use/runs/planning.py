@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.core.suggestions import suggests
 from penstock.use.config.run_file import (
     load_data,
     make_loader,
@@ -16,6 +17,7 @@ STEPS = 100
 """Steps that are planned of a run file that says nothing of them."""
 
 
+@suggests
 def plan_run(
     run_file: str | Path, *, steps: int | None = None, assignments: Sequence[str] = ()
 ) -> PlanReport:

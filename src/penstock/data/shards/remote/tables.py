@@ -353,16 +353,30 @@ def _refuse_replaced(
     """The stamps of the shards must be those of the first opening.
 
     Raises:
-        CorruptionError: A shard was replaced since.
+        ShardReplacedError: A shard was replaced since.
     """
     for name in _ranged(manifest):
         before, now = stamps.get(name, ""), listed[name].stamp if name in listed else ""
         if before and now and before != now:
-            raise CorruptionError(
+            raise ShardReplacedError(
+                kept,
                 f"{store.where(name)}: was replaced since {kept} was begun ({before} then, "
                 f"{now} now), but the manifest was not; restore it, or remove {kept} if its "
-                "content is the same"
+                "content is the same",
             )
+
+
+class ShardReplacedError(CorruptionError):
+    """A shard in a store is another object than at the first opening, under the same manifest."""
+
+    def __init__(self, kept: Path, message: str) -> None:
+        """Args: the folder of the copies; what to say."""
+        super().__init__(message)
+        self._kept = kept
+
+    def accept(self) -> None:
+        """Let the next opening take the shards as they are, for who has written them."""
+        (self._kept / _NOTE).unlink(missing_ok=True)
 
 
 @contextmanager
