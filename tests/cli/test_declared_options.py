@@ -70,8 +70,8 @@ def test_choices_are_those_of_the_type() -> None:
 def test_help_says_what_the_declaration_says_in_words_of_the_command_line() -> None:
     made = options(MASK, "train_on_eos", "train_on_eot")
     note = declared(f"penstock.{MASK}")["train_on_eot"].note
-    assert note.endswith("None: as train_on_eos.")
-    assert help_of(made, "train_on_eot").endswith("by default as --train-on-eos.")
+    assert note.endswith("None: as `train_on_eos`.")
+    assert help_of(made, "train_on_eot").endswith("by default as `--train-on-eos`.")
     assert help_of(made, "train_on_eos").endswith("[default: turn]")
 
 
@@ -102,3 +102,18 @@ def test_a_setting_without_a_default_must_be_given() -> None:
     made = options("plan.loader.loader_settings.LoaderSettings", "sequence_length")
     app.command()(takes(settings=(made,))(lambda *, settings: None))
     assert CliRunner().invoke(app, []).exit_code == 2
+
+
+def test_a_named_choice_of_a_setting_is_its_option() -> None:
+    made = options("chat.records.layout_settings.LayoutSettings", "media", "answers")
+    processor = options("data.prepare.chat_settings.ChatSettings", "processor")
+
+    @takes(settings=(made, processor))
+    def verb(*, settings: dict[str, Any]) -> None:
+        """A verb."""
+
+    app = typer.Typer()
+    app.command()(verb)
+    command: Any = get_command(app)
+    text = next(one.help for one in command.params if one.name == "processor")
+    assert "`--media drop`" in text
