@@ -94,7 +94,7 @@ def test_every_option_that_takes_a_value_says_which(command):
 
 def test_help_names_the_formats_and_types_that_there_are(command):
     for verb in (command.commands["prepare"], command.commands["tokenizer"].commands["train"]):
-        assert options(verb)["--format"].metavar.split("|") == list(FORMATS)
+        assert f"One of {', '.join(FORMATS)}." in options(verb)["--format"].help
     column = options(command.commands["prepare"])["--column"].help
     assert [kind for kind in COLUMN_TYPES if kind not in column] == []
 

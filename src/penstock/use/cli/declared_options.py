@@ -27,6 +27,7 @@ SHORT = {
 }
 """Option → its letter."""
 METAVARS = {
+    "output": "DIR",
     "tokenizer": "PATH",
     "template": "PATH|auto",
     "processor": "FOLDER",
@@ -47,6 +48,8 @@ METAVARS = {
     "name": "NAME",
 }
 """Setting → what its value is called; the completion knows files and folders by it."""
+_WIDEST = 24
+"""Choices that take more characters stand in the text, so that it keeps its width."""
 _WORDS = {"int": "N", "float": "X", "Path": "PATH", "str": "TEXT"}
 _TYPES: Mapping[str, type] = {"int": int, "float": float, "bool": bool, "str": str, "Path": Path}
 
@@ -181,10 +184,17 @@ class _Made:
         if self.shape.plain == "bool":
             return ""  # a flag takes no value
         found = self.special.metavar or METAVARS.get(self.key)
-        return found or "|".join(self.shape.choices) or _WORDS.get(self.shape.plain, "TEXT")
+        choices = self.key.upper() if self._in_text else "|".join(self.shape.choices)
+        return found or choices or _WORDS.get(self.shape.plain, "TEXT")
+
+    @property
+    def _in_text(self) -> bool:
+        return len("|".join(self.shape.choices)) > _WIDEST
 
     def _help(self, all_options: Mapping[str, "_Made"]) -> str:
         text = self.special.help or _as_options(self.declaration.note, all_options)
+        if self._in_text:
+            text = f"{text} One of {', '.join(self.shape.choices)}."
         if self._many and not self.special.argument:
             text = f"{text} May be repeated."
         shown, default = self.special.default, self.declaration.value
