@@ -125,7 +125,7 @@ def test_what_is_evaluated_is_a_task_or_the_place_of_data(made, plain, tmp_path,
     }.items():
         with pytest.raises(ps.PenstockError, match=reason):
             plain.evaluate(name, device="cpu", threads=1)
-    # A folder that is called as a task is data for the command, which was told so.
+    # A folder with the name of a task: --data says to the command that it is data.
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ps.PenstockError, match="gsm8k: nothing there"):
         plain.evaluate(Path("gsm8k"), device="cpu", threads=1)

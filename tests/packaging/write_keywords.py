@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.core.declarations import PACKAGE, Declaration, declared
+from penstock.core.declarations import PACKAGE, Declaration, declared, members_of, module_of
 
 WIDTH = 100
 WORDS = ("kind", "shape")
@@ -271,8 +271,8 @@ class Writer:
         text = _written(one.hint)
         self._import_names(one.module, one.hint)
         more: list[str] = []
-        for part in _members(one.hint):
-            origin = _origin(one.module, ast.unparse(part))
+        for part in members_of(one.hint):
+            origin = module_of(one.module, ast.unparse(part))
             if origin is None or not ast.unparse(part).endswith("Settings"):
                 continue
             module, name = VALUES
@@ -284,43 +284,19 @@ class Writer:
                     more.append(_written(inner.hint))
         if not more:
             return text
-        parts = [_written(part) for part in _members(one.hint)]
+        parts = [_written(part) for part in members_of(one.hint)]
         added = [name for name in more if name not in parts]
         none = [name for name in parts if name == "None"]
         return " | ".join([*(name for name in parts if name != "None"), *added, *none])
 
     def _import_names(self, module: str, hint: ast.expr) -> None:
         for node in ast.walk(hint):
-            if isinstance(node, ast.Name) and (origin := _origin(module, node.id)):
+            if isinstance(node, ast.Name) and (origin := module_of(module, node.id)):
                 self._imports.setdefault(origin, set()).add(node.id)
 
 
 def _written(hint: ast.expr) -> str:
     return ast.unparse(hint).replace("'", '"')
-
-
-def _members(hint: ast.expr) -> Iterator[ast.expr]:
-    """The types of a union, in order."""
-    if isinstance(hint, ast.BinOp):
-        yield from _members(hint.left)
-        yield from _members(hint.right)
-    else:
-        yield hint
-
-
-def _origin(module: str, name: str) -> str | None:
-    """The module from which a module has a name; None: it is a builtin."""
-    place = PACKAGE.joinpath(*module.split(".")[1:])
-    path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and any(one.name == name for one in node.names):
-            return node.module
-        defined = node.name if isinstance(node, ast.ClassDef) else None
-        if isinstance(node, ast.Assign):
-            defined = ast.unparse(node.targets[0])
-        if defined == name:
-            return module
-    return None
 
 
 def _import_order(name: str) -> tuple[int, str]:

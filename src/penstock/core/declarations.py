@@ -8,7 +8,7 @@ schema of run files are made from these declarations.
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from inspect import cleandoc
 from itertools import chain
@@ -36,7 +36,7 @@ class Declaration:
     note: str
     """What it means, on one line."""
     module: str
-    """Where it stands: full name of the module, whose imports explain its type."""
+    """Full name of the module where it stands; names in its type are those of that module."""
 
     @property
     def value(self) -> object:
@@ -51,8 +51,7 @@ class Declaration:
 
     def shape(self) -> "Shape":
         """What a value may be, as far as a command line can say."""
-        plain, choices, repeated = _shape(self.module, self.hint)
-        return Shape(plain=plain, choices=choices, repeated=repeated)
+        return _shape(self.module, self.hint)
 
 
 @final
@@ -60,15 +59,16 @@ class Declaration:
 class Shape:
     """What a value may be."""
 
-    plain: str
+    plain: str = ""
     """`int`, `float`, `bool`, `str`, `Path`, or "" for what one word cannot say."""
-    choices: tuple[str, ...]
+    choices: tuple[str, ...] = ()
     """All values, where these are known texts."""
-    repeated: bool
+    repeated: bool = False
     """Several such values."""
 
 
-def declared(address: str) -> dict[str, Declaration]:
+@cache
+def declared(address: str) -> Mapping[str, Declaration]:
     """The settings of a class, those of its bases first, or the parameters of a function, in order.
 
     Args:
@@ -89,7 +89,7 @@ def declared(address: str) -> dict[str, Declaration]:
     for base in reversed(node.bases):
         origin = _resolve(module, ast.unparse(base))
         if origin is not None and isinstance(origin[1], ast.ClassDef):
-            known |= declared(f"{origin[0]}.{origin[1].name}")
+            known |= dict(declared(f"{origin[0]}.{origin[1].name}"))
     return known | {one.name: one for one in _fields(module, node)}
 
 
@@ -165,35 +165,47 @@ def _text(node: ast.stmt | None) -> str:
     return ""
 
 
-def _shape(module: str, hint: ast.expr) -> tuple[str, tuple[str, ...], bool]:
+def _shape(module: str, hint: ast.expr) -> Shape:
     if isinstance(hint, ast.BinOp):
-        shapes = [_shape(module, one) for one in _members(hint)]
-        return max(shapes, key=lambda one: (bool(one[1]), one[2], ("", *_PLAIN).index(one[0])))
+        shapes = [_shape(module, one) for one in members_of(hint)]
+        return max(shapes, key=_says)
     if isinstance(hint, ast.Subscript):
         outer = ast.unparse(hint.value)
         inner = hint.slice.elts if isinstance(hint.slice, ast.Tuple) else [hint.slice]
         if outer == "Literal":
-            return "str", tuple(str(ast.literal_eval(one)) for one in inner), False
+            return Shape("str", tuple(str(ast.literal_eval(one)) for one in inner))
         if outer in _LISTS and (len(inner) == 1 or ast.unparse(inner[-1]) == "..."):
-            plain, choices, _ = _shape(module, inner[0])
-            return plain, choices, True
-        return "", (), False
+            return replace(_shape(module, inner[0]), repeated=True)
+        return Shape()
     name = ast.unparse(hint)
     if name in _PLAIN:
-        return name, (), False
+        return Shape(name)
     found = _resolve(module, name)
     if found is not None and isinstance(found[1], ast.expr):
         return _shape(found[0], found[1])
-    return "", (), False
+    return Shape()
 
 
-def _members(hint: ast.expr) -> Iterator[ast.expr]:
-    """The types of a union, without None."""
+def _says(shape: Shape) -> tuple[bool, bool, int]:
+    """How much a member of a union says of a value; the one that says most stands for it."""
+    return bool(shape.choices), shape.repeated, ("", *_PLAIN).index(shape.plain)
+
+
+def members_of(hint: ast.expr) -> Iterator[ast.expr]:
+    """The types of a union, in order; of another type itself."""
     if isinstance(hint, ast.BinOp):
-        yield from _members(hint.left)
-        yield from _members(hint.right)
-    elif ast.unparse(hint) != "None":
+        yield from members_of(hint.left)
+        yield from members_of(hint.right)
+    else:
         yield hint
+
+
+def module_of(module: str, name: str) -> str | None:
+    """The module from which a module has a name, itself where it defines it; None: a builtin."""
+    found = _names(module).get(name)
+    if found is None:
+        return None
+    return found[0] if isinstance(found, tuple) else module
 
 
 def _resolve(module: str, name: str) -> tuple[str, ast.AST] | None:
@@ -206,8 +218,13 @@ def _resolve(module: str, name: str) -> tuple[str, ast.AST] | None:
 
 @cache
 def _names(module: str) -> Mapping[str, ast.AST | tuple[str, str]]:
-    """What a module's top level defines, and what it imports from penstock: (module, name)."""
-    place = PACKAGE.joinpath(*module.split(".")[1:])
+    """What a module's top level defines, and what it imports: (module, name). Of modules of others,
+    nothing.
+    """
+    package, *parts = module.split(".")
+    if package != PACKAGE.name:
+        return {}
+    place = PACKAGE.joinpath(*parts)
     path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
     try:
         top = ast.parse(path.read_text(encoding="utf-8")).body
@@ -220,6 +237,6 @@ def _names(module: str) -> Mapping[str, ast.AST | tuple[str, str]]:
             names[node.name] = node
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             names[node.targets[0].id] = node.value
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock"):
+        elif isinstance(node, ast.ImportFrom):
             names |= {one.asname or one.name: (str(node.module), one.name) for one in node.names}
     return names

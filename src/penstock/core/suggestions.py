@@ -135,7 +135,7 @@ def suggests(call: CallT) -> CallT:
 
 
 def has_settings(settings: type) -> Callable[[CallT], CallT]:
-    """Decorates a function whose `**settings` are the fields of a settings class: its signature
+    """Decorates a function that takes the fields of a settings class as `**settings`: its signature
     names each, with type and default, in `help` and in notebooks.
     """
     added = [

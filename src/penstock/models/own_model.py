@@ -79,7 +79,7 @@ class PredictsFurther(Protocol):
 
 @runtime_checkable
 class Embeds(Protocol):
-    """A module whose embedding can be followed, so that gradients show what mixes documents."""
+    """A module that gives its embedding, so that gradients show what mixes documents."""
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding."""

@@ -119,7 +119,7 @@ class RowTensors:
         in the rest.
 
         Args:
-            part: What `row.split` gives, of a row as for `of`.
+            part: What `RowSlice.of` gives, of a row as for `of`.
             group: The ranks that share the row: a process group, or a `DeviceMesh` of one
                 dimension; None: all ranks.
             device: The model's device.

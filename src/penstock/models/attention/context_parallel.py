@@ -42,7 +42,7 @@ def slice_attention(
     of its own t slots.
 
     Args:
-        part: This rank's slice, as `row.split` gives it.
+        part: This rank's slice, as `RowSlice.of` gives it.
         group: The ranks that share the row: a process group, or a `DeviceMesh` of one dimension;
             None: all ranks.
         device: Device of queries, keys and values.

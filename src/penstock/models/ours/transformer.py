@@ -352,7 +352,7 @@ class Transformer(nn.Module):
         """This rank's part of a row that several ranks share, ready for this model's attention.
 
         Args:
-            part: What `row.split` gives.
+            part: What `RowSlice.of` gives.
             group: The ranks that share the row: a process group, or a `DeviceMesh` of one
                 dimension; None: all ranks.
             backend: per_document, varlen, dense or auto.

@@ -38,7 +38,7 @@ CUTTING = ("split", "truncate", "keep_end")
 TOKENS: Literal["tokens"] = "tokens"
 """The share of a source that counts as much as it has tokens."""
 Place: TypeAlias = str | os.PathLike[str]
-"""A path: also what `prepare` returns."""
+"""A path."""
 
 
 def whole(name: str, value: Any) -> int:

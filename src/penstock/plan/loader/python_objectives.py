@@ -1,4 +1,4 @@
-"""Rewrites the pieces of a step whose objectives have no compiled form, in Python."""
+"""Rewrites the pieces of a step in Python, where an objective has no compiled form."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -49,8 +49,8 @@ _NO_OUTPUT = PythonOutput(
 def run_python(
     rewritings: Sequence[Rewriting], pieces: Annotated[Records, PIECE, "pieces"]
 ) -> PythonOutput:
-    """Rewrite the pieces of sources whose objective has no compiled form (`program()` is absent or
-    None).
+    """Rewrite the pieces of sources with an objective that has no compiled form (`program()` is
+    absent or None).
     """
     if not any(rewriting.runs_in_python for rewriting in rewritings):
         return _NO_OUTPUT

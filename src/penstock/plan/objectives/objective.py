@@ -153,7 +153,7 @@ class Bidirectional(Protocol):
 
 @runtime_checkable
 class OwnVocabulary(Protocol):
-    """An objective whose tokens may be of a longer tokenizer than the dataset's."""
+    """An objective with tokens that may be of a longer tokenizer than the dataset's."""
 
     tokenizer: str | None
     """That tokenizer; None: the dataset's."""

@@ -33,7 +33,6 @@ METAVARS = {
     "processor": "FOLDER",
     "image_folder": "DIR",
     "text_field": "NAME",
-    "separator": "TEXT",
     "delimiter": "CHARACTER",
     "validation": "SHARE",
     "max_rejects": "LIMIT",
@@ -47,7 +46,7 @@ METAVARS = {
     "device": "NAME",
     "name": "NAME",
 }
-"""Setting → what its value is called; the completion knows files and folders by it."""
+"""Setting → what its value is called, where its type does not say it."""
 _WIDEST = 24
 """Choices that take more characters stand in the text, so that it keeps its width."""
 _WORDS = {"int": "N", "float": "X", "Path": "PATH", "str": "TEXT"}
@@ -177,7 +176,7 @@ class _Made:
     def _flags(self) -> tuple[str, ...]:
         flag = self.flag
         if self.shape.plain == "bool" and self.declaration.value is not False:
-            flag = f"{flag}/{'--' + 'no-' + flag[2:]}"
+            flag = "/--".join((flag, f"no-{flag.removeprefix('--')}"))
         return tuple(one for one in (flag, SHORT.get(self.key)) if one)
 
     def _metavar(self) -> str:

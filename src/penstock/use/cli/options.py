@@ -87,18 +87,10 @@ CHAT = (
 )
 """All that decides how a conversation becomes a document, apart from what only `--set` gives."""
 
-_CHAT_CLASSES = (
-    "data.prepare.chat_settings.ChatSettings",
-    "chat.masks.mask_settings.MaskSettings",
-    "chat.records.layout_settings.LayoutSettings",
-    "chat.records.cleaning.CleaningSettings",
-    "media.images.ImageSettings",
-)
-
 
 def chat_settings() -> list[str]:
     """Names of all settings of chats, those that only `--set` gives included."""
-    return [name for address in _CHAT_CLASSES for name in declared(f"penstock.{address}")]
+    return [*declared("penstock.data.prepare.prepare_keywords.ChatOptions")]
 
 
 ChatConfig = Annotated[

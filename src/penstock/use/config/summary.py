@@ -59,7 +59,7 @@ def describe(trainer: "Trainer", model: ModelSettings | str | None) -> list[tupl
 
 @runtime_checkable
 class InPasses(Protocol):
-    """A model whose rows may take several passes: one of transformers."""
+    """A model that may take several passes for a row: one of transformers."""
 
     runs_several_passes: bool
 

@@ -17,10 +17,7 @@ from penstock.learn.evaluation.tasks import LM_EVAL, TaskSettings, check_name, m
 from penstock.learn.training.distributed import Ranks
 from penstock.plan.loader.mixture import Mixture, Source
 from penstock.use.runs.generating import take_opening
-from penstock.use.runs.keywords import (
-    EvaluateKeywords,
-    OpeningKeywords,
-)
+from penstock.use.runs.keywords import EvaluateKeywords, OpeningKeywords
 from penstock.use.runs.opening import Opened
 from penstock.use.runs.run_document import check_names
 
@@ -52,7 +49,7 @@ def evaluate_run(
     for one in what:
         if isinstance(one, TaskSettings):
             tasks.append(one)
-        elif isinstance(one, str) and not _is_data(one):
+        elif isinstance(one, str) and one in names:
             tasks.append(TaskSettings(name=one, **settings))
         elif isinstance(one, str | Path):
             data.append(str(one))

@@ -122,7 +122,7 @@ def export_run(
 
 
 def _adapter_notices(output: Path, base: str | None) -> tuple[str, ...]:
-    """How to load an adapter whose base is not named by a place that all machines know."""
+    """How to load an adapter, where the name of its base is no place that all machines know."""
     named = base_name(base)
     if named == base:
         return ()

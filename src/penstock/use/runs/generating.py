@@ -10,10 +10,7 @@ from penstock.core.errors import ConfigError
 from penstock.learn.generation.session import ChatSession, first_id, fit_chat, room_for
 from penstock.learn.generation.settings import Sampling, sampling_defaults
 from penstock.learn.training.run_folder import RunFolder
-from penstock.use.runs.keywords import (
-    GenerateKeywords,
-    OpeningKeywords,
-)
+from penstock.use.runs.keywords import GenerateKeywords, OpeningKeywords
 from penstock.use.runs.opening import Opened, writer_of
 from penstock.use.runs.rollouts import read_records, write_rollouts
 from penstock.use.runs.run_document import check_names
@@ -146,8 +143,7 @@ def sample_rollouts(
     settings: dict[str, Any],
 ) -> "Rollouts":
     """Answers to prompts, judged, as a dataset; see `Run.rollouts`."""
-    check_names("Run.rollouts", settings, GenerateKeywords, "samples", "progress")
-    opening = take_opening(settings)
+    opening = _checked("Run.rollouts", settings, "samples", "progress")
     # A policy learns from what was drawn, so the base's own filters do not count.
     sampling = _sampling({"temperature": 1.0, **settings}, {})
     records = (

@@ -39,23 +39,10 @@ def cache_reference(
     threads: int | None = None,
     progress: bool = True,
 ) -> Dataset:
-    """Write a dataset with a column of a model's log-probabilities.
+    """Write a dataset with a column of a model's log-probabilities; see `Run.reference`.
 
     Args:
         model: A run, a model's folder, or a name on the hub.
-        data: A prepared dataset.
-        output: A new folder.
-        column: `reference_log_probabilities`, which `reference: cached` reads; or
-            `trainer_log_probabilities`, which policies read as those of the model that sampled the
-            answers.
-        device: cpu, cuda, …; auto: a GPU if there is one.
-        threads: Torch's threads on the CPU; None: unchanged.
-        progress: Show a bar.
-
-    Raises:
-        ConfigError: The model cannot process prefix trees, or knows too few ids; or there is no
-            such column.
-        OutputError: The folder is not empty, or cannot be written.
     """
     if column not in COLUMNS:
         raise ConfigError(f"column must be one of {', '.join(COLUMNS)}, got {column!r}")

@@ -5,10 +5,7 @@ from typing import Any
 
 from penstock.core.errors import ConfigError
 from penstock.use.runs.generating import own_sampling, take_opening
-from penstock.use.runs.keywords import (
-    OpeningKeywords,
-    ServeKeywords,
-)
+from penstock.use.runs.keywords import OpeningKeywords, ServeKeywords
 from penstock.use.runs.opening import Opened, writer_of
 from penstock.use.runs.run_document import check_names
 from penstock.use.serving.settings import ServeSettings

@@ -130,7 +130,7 @@ class _Growth:
     def __init__(self, lengths: Sequence[int], shared: Annotated[Int64, "paths paths"]) -> None:
         self._lengths, self._shared = lengths, shared
         self.owner: list[int] = []
-        """The path whose tokens a branch has."""
+        """The path that a branch has the tokens of."""
         self.forks: list[int] = []
         self.parents: list[int] = []
         self.ends_in: dict[int, int] = {}

@@ -41,7 +41,7 @@ class UnitFetcher:
         self._threads = DaemonPool(THREADS, "penstock-ranges")
 
     def fetch(self, unit: int, *, at_once: bool) -> int:
-        """Fetch a unit, whose shards must be mapped.
+        """Fetch a unit; its shards must be mapped.
 
         Args:
             unit: Its number.
