@@ -370,17 +370,14 @@ class Chart:
 
 def write_some(prompt: str) -> None:
     """Some text in the model's words."""
-    from penstock.use.cli.generate import run as generate
-
     title("What it writes")
-    generate(
-        str(FOLDER / "run"),
-        prompt=[prompt],
-        temperature=0.7,
-        top_k=40,
-        min_tokens=60,
-        max_tokens=60,
+    written = ps.open_run(FOLDER / "run").stream(
+        prompt, temperature=0.7, top_k=40, min_tokens=60, max_tokens=60
     )
+    print(prompt, end="")
+    for piece in written:
+        print(piece, end="", flush=True)
+    print()
 
 
 # -- chats
