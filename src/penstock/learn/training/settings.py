@@ -187,13 +187,13 @@ class TrainSettings:
         ]
         if self.shard and (name := next((name for name, on in clash if on), None)):
             raise ConfigError(f"training.shard and {name} do not go together; choose one")
-        for name, known in (
+        for name, choices in (
             ("precision", get_args(Precision)),
             ("activation_checkpointing", get_args(Checkpointing)),
         ):
-            if (given := getattr(self, name)) not in known:
+            if (given := getattr(self, name)) not in choices:
                 raise ConfigError(
-                    f"training.{name} must be one of {', '.join(known)}, got {given!r}"
+                    f"training.{name} must be one of {', '.join(choices)}, got {given!r}"
                 )
         if self.micro_sequences > 1 and self.activation_checkpointing != "none":
             raise ConfigError(
