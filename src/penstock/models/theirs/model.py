@@ -27,8 +27,8 @@ from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError, IsolationError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
-from penstock.models.attention.windows import attention_of
-from penstock.models.cache import Cache, LayerAttend
+from penstock.models.attention import LayerAttend, RowAttend, RowAttention
+from penstock.models.cache import Cache
 from penstock.models.facts import ModelFacts
 from penstock.models.isolation.lengths import rotary_limit
 from penstock.models.isolation.report import CURE, describe
@@ -40,6 +40,7 @@ from penstock.models.row_tensors import RowTensors
 from penstock.models.text_cache import TextCache
 from penstock.models.theirs.attention import (
     AttentionFit,
+    InBatch,
     UnfitAttentionError,
     distance,
     one_line,
@@ -207,16 +208,12 @@ class HuggingFaceModel(nn.Module):
         """
         self._require_our_attention()
         batched = tokens.ndim == 2
-
-        def call(layer: int, q: Tensor, k: Tensor, v: Tensor, *_: float | None) -> Tensor:
-            return attend(layer, q, k, v) if batched else attend(layer, q[0], k[0], v[0])[None]
-
         rows, places = (x if batched else x[None] for x in (tokens, positions))
         given = {
             "input_ids": rows,
             "position_ids": places,
             "use_cache": False,
-            "penstock_attend": call,
+            "penstock_attend": attend if batched else InBatch(attend),
         }
         hidden = self.hidden(given)
         return hidden[None] if batched else hidden
@@ -236,13 +233,15 @@ class HuggingFaceModel(nn.Module):
             return self.hidden({"input_ids": tokens[None], "use_cache": False})
         assert self.fit.shape is not None
         rule = AttentionRule(np.array([[0, 0, len(tokens)]]))
-        windows, device, dtype = self.fit.shape.windows, self.device, self.compute_dtype
-        attentions = {
-            one: attention_of(rule, one, device=device, dtype=dtype, softcap=self.fit.shape.softcap)
-            for one in set(windows)
-        }
+        shape, device, dtype = self.fit.shape, self.device, self.compute_dtype
+
+        def attention(window: int | None) -> RowAttention:
+            return RowAttention.of(
+                rule, device=device, dtype=dtype, window=window, softcap=shape.softcap
+            )
+
         places = torch.arange(len(tokens), device=device)
-        return self.run(tokens, places, lambda layer, q, k, v: attentions[windows[layer]](q, k, v))
+        return self.run(tokens, places, RowAttend.of(shape.windows, attention))
 
     def new_cache(self, sequences: int, capacity: int) -> Cache | TextCache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens; see
