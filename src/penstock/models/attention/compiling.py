@@ -4,9 +4,11 @@ only a run that compiles should wait.
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -17,6 +19,18 @@ def any_number(x: Tensor) -> Tensor:
     if (dynamo := sys.modules.get("torch._dynamo")) is not None:
         dynamo.maybe_mark_dynamic(x, 0)
     return x
+
+
+def uncompiled() -> AbstractContextManager[object]:
+    """Within the block, what is compiled runs as if it were not.
+
+    Trials, evaluations and generation have other lengths than training, and no gradients: each
+    would take some of the few graphs that a block may have.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    found: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return found
 
 
 def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,11 +26,11 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.core.errors import ConfigError
 from penstock.models.attention import AttentionLayer, RowAttention
 from penstock.models.attention.compiling import outside_graphs
+from penstock.models.attention.kernels import sdpa
 from penstock.models.attention.sinks import add_sinks, sink_gradients
 from penstock.models.attention.softcap import capped_attention
 from penstock.models.language_model import LanguageModel
@@ -94,9 +94,7 @@ def attend_aligned(q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tens
 
     keys, values = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
     aligned = causal_lower_right(q.shape[2], keys.shape[2])
-    return scaled_dot_product_attention(
-        q, keys, values, attn_mask=aligned, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    return sdpa(q, keys, values, mask=aligned)
 
 
 class _Joined(torch.autograd.Function):

@@ -27,6 +27,7 @@ from penstock.core.randomness import key_for
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage, RowMedia
 from penstock.models.attention import LayerAttend
+from penstock.models.attention.compiling import uncompiled
 from penstock.models.cache import Cache
 from penstock.models.facts import ModelFacts
 from penstock.models.image_features import FeatureCache
@@ -302,9 +303,15 @@ class Transformer(nn.Module):
         growth = cache.growth(tokens, lengths, sequences)
         embedded = None if images is None else self._embedded(tokens, growth.parts(images))
         carried = growth if self.settings.is_recurrent else None
-        hidden = self.run(
-            tokens, growth.positions, growth.attend, distances=1, embedded=embedded, carried=carried
-        )[0]
+        with uncompiled():
+            hidden = self.run(
+                tokens,
+                growth.positions,
+                growth.attend,
+                distances=1,
+                embedded=embedded,
+                carried=carried,
+            )[0]
         growth.done()
         return self.logits(hidden[growth.last])
 

@@ -51,7 +51,7 @@ from penstock.models.theirs.attention import (
     true_logits,
     use_attention,
 )
-from penstock.models.theirs.decoder import DECODERS, find_decoder
+from penstock.models.theirs.decoder import Decoder, find_decoder
 from penstock.models.theirs.generation import Generation
 from penstock.models.theirs.image_rows import has_vision
 from penstock.models.theirs.image_ways import ImageWays
@@ -95,7 +95,7 @@ class HuggingFaceModel(nn.Module):
             # It was read from a folder or from the hub, whose files may be gone.
             self.facts = ModelFacts.of_config(inner.config.to_dict(), _generation(inner))
         replace_functions(inner)
-        self._decoder: str | None = None
+        self._decoder: Decoder | None = None
         self.fit = AttentionFit(inner.config._attn_implementation)
         truth = true_logits(inner)
         self.rotary, self.logits_width = rotary_limit(inner), truth.shape[-1]
@@ -221,7 +221,7 @@ class HuggingFaceModel(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], in float32 or wider."""
         scores: Tensor = (
-            hidden if self._decoder is None else self.inner.get_output_embeddings()(hidden)
+            hidden if self._decoder is None else self._decoder.logits(self.inner, hidden)
         )
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
@@ -415,7 +415,7 @@ class HuggingFaceModel(nn.Module):
         if self._decoder is None:
             output = self.inner(**given)
             return output.logits, output
-        output = DECODERS[self._decoder](self.inner)(**given)
+        output = self._decoder(self.inner, given)
         return output.last_hidden_state, output
 
     def _take_attention(self, truth: Tensor) -> None:
