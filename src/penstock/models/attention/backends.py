@@ -46,7 +46,12 @@ from penstock.models.attention.softcap import (
     capped_kernel,
     capped_kernel_backward,
 )
-from penstock.models.attention.varlen import Bounds, causal_settings, prepare_varlen
+from penstock.models.attention.varlen import (
+    Bounds,
+    causal_settings,
+    flash_name,
+    prepare_varlen,
+)
 from penstock.models.attention.varlen import find_varlen as _find_varlen
 from penstock.plan.inputs import AttentionRule
 
@@ -132,6 +137,7 @@ def _prepare_varlen(
 ) -> Attend:
     function = _find_varlen()
     assert function is not None, "refused before"
+    flash_name(device.type)
     bounds = Bounds.of(rule.cu_seqlens, rule.cu_seqlens, device)
     return prepare_varlen(function, bounds, scores.window)
 

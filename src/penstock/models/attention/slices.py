@@ -38,7 +38,7 @@ from penstock.models.attention.compiling import any_number
 from penstock.models.attention.kernels import attend_heads
 from penstock.models.attention.sinks import add_sinks, sink_gradients
 from penstock.models.attention.softcap import capped_attention
-from penstock.models.attention.varlen import Bounds, find_varlen, moved, prepare_varlen
+from penstock.models.attention.varlen import Bounds, find_varlen, flash_name, moved, prepare_varlen
 from penstock.plan.inputs import RowSlice
 
 BACKENDS = ("per_document", "varlen", "dense")
@@ -112,6 +112,7 @@ def _refusal(
 def _varlen(part: RowSlice, device: torch.device, window: int | None) -> Attend:
     function = find_varlen()
     assert function is not None, "refused before"
+    flash_name(device.type)
     attend_runs_of = prepare_varlen(function, Bounds.of(*part.lengths, device), window)
     places = moved(part.keys, device)
 

@@ -5,8 +5,9 @@ All windows are one function with another `window_size`, so a compiled block has
 window, whatever the row. Sinks take a call of the operation below it, whose backward pass they
 need (see `sinks`).
 
-torch can replace its FlashAttention 2 by version 3, which is made for H100s. It is switched on
-where its package (`flash_attn_interface`) is installed.
+torch can replace its FlashAttention 2 by version 3, which is made for H100s (torch 2.11 and later).
+It is switched on where its package (`flash_attn_interface`) is installed; a choice that was made
+before, such as version 4, stays.
 """
 
 import inspect
@@ -244,22 +245,17 @@ def flash_name(device_type: str) -> str:
     """The FlashAttention that `varlen` runs on a device, after switching to version 3 where it is
     installed: "FlashAttention 3", or 2; empty: none.
 
-    The switch holds for the whole process.
+    The switch holds for the whole process, until someone makes another.
     """
-    if device_type != "cuda":
+    if device_type != "cuda" or not torch.cuda.is_available():
         return ""
-    return "FlashAttention 3" if _take_flash3() else "FlashAttention 2"
-
-
-def _take_flash3() -> bool:
-    """Whether FlashAttention 3 is on: it needs its package, an H100 or its like, and torch 2.11."""
     from torch.nn import attention
 
     active = getattr(attention, "current_flash_attention_impl", lambda: None)()
     switch = getattr(attention, "activate_flash_attention_impl", None)
-    if active is not None or switch is None:
-        return bool(active == "FA3")
-    if find_spec(FLASH3) is None or torch.cuda.get_device_capability()[0] != 9:
-        return False
-    switch("FA3")
-    return True
+    # Version 3 is for H100s, whose major version is 9.
+    fits = torch.cuda.get_device_capability()[0] == 9 and find_spec(FLASH3) is not None
+    if active is None and switch is not None and fits:
+        switch("FA3")
+        active = "FA3"
+    return f"FlashAttention {(active or 'FA2').removeprefix('FA')}"
