@@ -43,7 +43,7 @@ def check_memory(
     Raises:
         ConfigError: It does not fit.
     """
-    here = _memory(torch.device("cpu"))
+    here = device_memory(torch.device("cpu"))
     distances = 1
     if isinstance(model, ModelSettings):
         distances = model.prediction_heads
@@ -55,7 +55,7 @@ def check_memory(
             "model",
             f"{count:,} parameters",
             needed,
-            _memory(device),
+            device_memory(device),
             "make layers or width smaller",
         )
     slots = -(-plan.ramp.largest // ranks) * plan.sequence_length
@@ -108,7 +108,7 @@ def rows_per_pass(
     if own or pairs or taught or settings.micro_sequences > 1:
         return 1
     on_cpu = model.device.type == "cpu"
-    room = MEMORY_SHARE * _memory(model.device) // _bytes_per_slot(model)
+    room = MEMORY_SHARE * device_memory(model.device) // _bytes_per_slot(model)
     most = max(
         1, min(SLOTS_CPU if on_cpu else SLOTS_GPU, int(room)) * settings.context_parallel // slots
     )
@@ -129,7 +129,7 @@ def _bytes_per_slot(model: LanguageModel) -> int:
     return max(1, sizes * model.compute_dtype.itemsize)
 
 
-def _memory(device: torch.device) -> int:
+def device_memory(device: torch.device) -> int:
     """All memory of a device, in bytes: what is free changes from run to run."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
