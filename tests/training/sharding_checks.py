@@ -17,7 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import penstock as ps
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.losses import row_loss
-from penstock.learn.training.sharding import GradientSync, shard
+from penstock.learn.training.optimizer_settings import OptimizerSettings
+from penstock.learn.training.optimizers import Optimizers
+from penstock.learn.training.sharding import GradientSync, shard, take_share
 from penstock.models.settings import BlockSettings
 from penstock.plan.inputs.model_input import ModelInput
 
@@ -98,6 +100,7 @@ class Counted(TorchDispatchMode):
             "allreduce_": "all_reduce",
             "alltoall_base_": "all_to_all",
             "broadcast_": "broadcast",
+            "all_reduce": "all_reduce",
         }
     )
 
@@ -106,7 +109,7 @@ class Counted(TorchDispatchMode):
         self.calls: dict[str, list[tuple[int, str]]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "c10d" and (kind := self.KINDS.get(func._opname)):
+        if "c10d" in func.namespace and (kind := self.KINDS.get(func._opname)):
             given = args[1] if kind in ("all_gather", "reduce_scatter", "all_to_all") else args[0]
             given = given[0] if isinstance(given, list) else given
             self.calls.setdefault(kind, []).append((given.numel(), str(given.dtype)[6:]))
@@ -182,6 +185,37 @@ def check_texts(ranks: Ranks) -> Any:
             for weight in model.parameters():
                 weight.mul_(0)
         backward(model, [a_row(1, 3)])
+    return found
+
+
+def check_muon(ranks: Ranks) -> Any:
+    """Three steps with shards, with copies, and by torch's Muon: equal weights, few collectives."""
+    settings = OptimizerSettings(kind="muon", learning_rate=0.01)
+    trained, found = {}, {}
+    for way in ("torch", "copied", "sharded"):
+        # Rows that do not divide by ranks, and fewer matrices of a shape than ranks.
+        model = ps.build_model(**{**PLAIN, "width": 28, "mlp_width": 77}, seed=3)
+        if way == "sharded":
+            shard(model, ranks)
+        optimizers = Optimizers(model, settings, together=way != "torch")
+        matrices = [p for group in optimizers.members[0].param_groups for p in group["params"]]
+        generator = torch.Generator().manual_seed(5)
+        for _ in range(3):
+            for weight in model.parameters():
+                weight.grad = torch.zeros_like(weight)
+                take_share(weight.grad, torch.randn(weight.shape, generator=generator))
+            with Counted() as calls:
+                optimizers.members[0].step()
+        shapes = {tuple(p.shape) for p in matrices}
+        found[way] = {**calls.summary(), "matrices": len(matrices), "shapes": len(shapes)}
+        trained[way] = {
+            name: getattr(p, "full_tensor", lambda p=p: p)().detach()
+            for name, p in model.named_parameters()
+        }
+    for way in ("copied", "sharded"):
+        found[way]["difference"] = max(
+            float((trained[way][name] - due).abs().max()) for name, due in trained["torch"].items()
+        )
     return found
 
 

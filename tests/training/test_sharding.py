@@ -34,7 +34,7 @@ def asked(folder: Path, processes: int, *checks: str) -> dict:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """Answers of two ranks."""
-    return asked(tmp_path_factory.mktemp("two"), 2, "gradients", "traffic", "texts")
+    return asked(tmp_path_factory.mktemp("two"), 2, "gradients", "traffic", "texts", "muon")
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -62,6 +62,17 @@ def test_gradients_are_summed_over_ranks_in_the_last_pass(two):
 
 def test_texts_are_those_of_one_process(two):
     assert two["texts"] == [0.0, 0.0]
+
+
+def test_muon_is_torchs_and_exchanges_each_shape_once_there_and_back(two):
+    found = two["muon"]
+    assert (found["torch"]["matrices"], found["torch"]["shapes"]) == (21, 3)
+    assert found["copied"]["difference"] == found["sharded"]["difference"] == 0
+    assert found["copied"]["all_gather"] == 3
+    assert found["sharded"]["all_to_all"] == 6
+    for way in ("copied", "sharded"):
+        [sent] = [value for name, value in found[way].items() if name.endswith(" of")]
+        assert sent == ["bfloat16"]
 
 
 @pytest.mark.slow

@@ -145,7 +145,9 @@ class Trainer:
             rows_per_pass(model, loader, settings, taught=distiller is not None)
         )
         projections = {} if distiller is None else dict(distiller.named_parameters())
-        optimizers = Optimizers(module_of(model), settings.optimizer, beside=projections)
+        optimizers = Optimizers(
+            module_of(model), settings.optimizer, beside=projections, together=ranks.several
+        )
         bits = bit_settings(
             settings,
             ranks.device,
