@@ -30,13 +30,14 @@ from penstock.learn.training.checkpoints import (
 from penstock.learn.training.continued import CONTINUED, Continued
 from penstock.learn.training.continuing import checkpoint_of
 from penstock.learn.training.determinism import BitSettings
-from penstock.learn.training.distributed import Ranks, load_whole_weights, share_out, whole_weights
+from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.own import OwnState
 from penstock.learn.training.path_training import PathTraining
 from penstock.learn.training.restoring import matching_weights, take_optimizer
 from penstock.learn.training.run_folder import BASE, CHECKPOINTS, MODEL, RUN_FILE
 from penstock.learn.training.settings import TrainSettings
+from penstock.learn.training.sharding import load_whole_weights, share_out, whole_weights
 from penstock.models import LanguageModel, save_model
 from penstock.models.facts import FACTS
 from penstock.models.lora.lora import is_adapter_weight
