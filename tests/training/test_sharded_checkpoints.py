@@ -45,8 +45,8 @@ SCRIPT = """
     model, optimizers = build(0)
     train(model, optimizers, range(3))
     parts = {
-        "weights.dcp": dict(model.named_parameters()),
-        "optimizer.dcp": optimizers.state_tensors(),
+        "weights.shards": dict(model.named_parameters()),
+        "optimizer.shards": optimizers.state_tensors(),
         "state.json": {"step": 3},
     }
     save_checkpoint(folder, 3, parts)
@@ -54,9 +54,9 @@ SCRIPT = """
 
     again, resumed = build(1)
     found = newest_complete(folder)
-    found.read_into("weights.dcp", dict(again.named_parameters()))
+    found.stored("weights.shards").read_into(dict(again.named_parameters()))
     resumed.fill_state()
-    found.read_into("optimizer.dcp", resumed.state_tensors())
+    found.stored("optimizer.shards").read_into(resumed.state_tensors())
     assert train(again, resumed, range(3, 6)) == due, "resumed differently"
     print("losses", *(loss for loss, _ in due))
 
@@ -93,8 +93,8 @@ def test_two_processes_save_and_one_goes_on(tmp_path, kind):
     optimizers.fill_state()
     found = newest_complete(tmp_path / "checkpoints")
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    found.read_into("weights.dcp", weights)
-    found.read_into("optimizer.dcp", optimizers.state_tensors())
+    found.stored("weights.shards").read_into(weights)
+    found.stored("optimizer.shards").read_into(optimizers.state_tensors())
     losses = []
     for step in range(3, 6):
         loss = model(torch.arange(12.0).reshape(2, 6) * (step + 1) / 50).square().mean()

@@ -13,6 +13,7 @@ gathered where needed.
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
-from penstock.core.errors import ConfigError, OutputError, StateError
+from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import local_path, lock_folder
 from penstock.learn.training.run_folder import LOCK
 from penstock.learn.training.settings import check_device
@@ -32,6 +33,12 @@ BUCKET_BYTES = 32 << 20
 """Maximum bytes of gradients summed in one call, unless a single gradient is larger."""
 
 
+PATIENCE = timedelta(hours=1)
+"""How long a rank waits for others: as long as one may evaluate, or read data, alone. A rank that
+ends is noticed at once, by torchrun; this is for one that hangs.
+"""
+SAVE_PATIENCE = timedelta(days=1)
+"""How long ranks wait for each other's files of a checkpoint."""
 _groups = 0
 """Process groups that this process has begun."""
 
@@ -46,7 +53,7 @@ def _begin_group(backend: str) -> None:
     store, rank, size = next(rendezvous("env://"))
     _groups += 1
     names = PrefixStore(f"penstock-{_groups}", store)
-    dist.init_process_group(backend, store=names, rank=rank, world_size=size)
+    dist.init_process_group(backend, timeout=PATIENCE, store=names, rank=rank, world_size=size)
 
 
 @final
@@ -64,6 +71,8 @@ class Ranks:
         data: Among those that get different rows.
         context: Among those that share a row.
         context_group: Their process group; None: this process has rows of its own.
+        saving_group: Process group of all ranks for checkpoints, which are written beside the
+            training: messages of a thread must not mix with those of the steps. None: one process.
 
     Raises:
         ConfigError: `context_parallel` does not divide the number of processes.
@@ -82,6 +91,7 @@ class Ranks:
         self.data = DataParallel(rank // context_parallel, size // context_parallel)
         self.context = DataParallel(rank % context_parallel, context_parallel)
         self.context_group: Any = None
+        self.saving_group: Any = None
         self._mine = False
         self._lock: weakref.finalize[[int], Ranks] | None = None
 
@@ -89,6 +99,8 @@ class Ranks:
         if self.place.size > 1 and not dist.is_initialized():
             _begin_group("nccl" if self.device.type == "cuda" else "gloo")
             self._mine = True
+        if self.place.size > 1:
+            self.saving_group = dist.new_group(backend="gloo", timeout=SAVE_PATIENCE)
         if self.context.size > 1:
             self.context_group, _ = dist.new_subgroups(self.context.size)
         return self
@@ -98,8 +110,10 @@ class Ranks:
             self._lock()
         if self._mine and dist.is_initialized():
             dist.destroy_process_group()
-        elif self.context_group is not None and dist.is_initialized():
-            dist.destroy_process_group(self.context_group)
+        elif dist.is_initialized():
+            for group in (self.saving_group, self.context_group):
+                if group is not None:
+                    dist.destroy_process_group(group)
 
     @property
     def is_first(self) -> bool:
@@ -300,38 +314,14 @@ def sharded_again(model: nn.Module) -> None:
         reshard()
 
 
-def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """All weights on the CPU of the first rank (empty on others); every rank must call it."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights: Any = get_model_state_dict(model, options=options)
-    return dict(weights)
-
-
-def load_whole_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Load unsharded weights, which every rank has, into a sharded model."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
-    set_model_state_dict(model, {**weights}, options=StateDictOptions(full_state_dict=True))
-
-
 @torch.no_grad()
 def share_out(whole: Mapping[str, torch.Tensor], shares: Mapping[str, torch.Tensor]) -> None:
     """Copy into each tensor of `shares` its part of the whole tensor of the same name; every rank
     has all of `whole`.
-
-    Raises:
-        StateError: A name is not in `whole`.
     """
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     for name, share in shares.items():
-        if name not in whole:
-            raise StateError(
-                f"optimizer state: {name} is missing; resume with the optimizer that it was "
-                "saved with"
-            )
         if isinstance(share, DTensor):
             share.copy_(
                 distribute_tensor(whole[name].to(share.device), share.device_mesh, share.placements)
