@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 benchmarks/bench_saving.py …                  # sharded (FSDP2)
 
 A model of the size of SmolLM2-135M by default, in float32 with AdamW: 1.6 GB a checkpoint. Steps
-are short, one row of 256 slots, so that a checkpoint lasts several. `stands still`: from the end
+are short, one row of 64 slots for each rank. `stands still`: from the end
 of a step to the beginning of the next one, where a checkpoint is begun between them; `in all`: that,
 and what the steps until the next checkpoint take longer than steps without one; the last save,
 which is waited for, is not in it. Written once at a standstill and once beside the training, where
@@ -14,6 +14,7 @@ this penstock can (`checkpoints.asynchronous`). Medians over checkpoints.
 import argparse
 import json
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -40,7 +41,7 @@ class Watch:
 
 
 def make_data(folder: Path) -> Path:
-    """A little dataset; the same on each rank."""
+    """A little dataset."""
     texts = [{"text": " ".join(WORDS[n % 13 :] + WORDS) * 3} for n in range(2000)]
     source = folder / "texts.jsonl"
     source.write_text("\n".join(map(json.dumps, texts)))
@@ -63,7 +64,7 @@ def measure(data: Path, output: Path, given: argparse.Namespace, **checkpoints: 
     )
     rank = int(os.environ.get("RANK", "0"))
     loader = ps.Loader(
-        data, sequence_length=256, rows_per_step=ranks, data_parallel=(rank, ranks), seed=1
+        data, sequence_length=64, rows_per_step=ranks, data_parallel=(rank, ranks), seed=1
     )
     watch = Watch()
     ps.train(
@@ -106,14 +107,23 @@ def main() -> None:
         ways = {"at a standstill": {"asynchronous": False}, "beside": {"asynchronous": True}}
     first = int(os.environ.get("RANK", "0")) == 0
     shared = Path(os.environ.get("BENCH_FOLDER", tempfile.gettempdir())) / "penstock-saving"
-    with tempfile.TemporaryDirectory() as own:
-        data = make_data(Path(own))
+    shared /= os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid()))
+    if first:
+        (shared / "data").mkdir(parents=True)
+        make_data(shared / "data")
+        (shared / "ready").touch()
+    while not (shared / "ready").exists():
+        time.sleep(0.1)
+    try:
         for name, checkpoints in ways.items():
-            output = shared / f"{os.environ.get('TORCHELASTIC_RUN_ID', os.getpid())}-{name}"
+            output, data = shared / name, shared / "data" / "data"
             found = measure(data, output, given, **checkpoints)
             if first:
                 shown = ", ".join(f"{what} {seconds:.2f} s" for what, seconds in found.items())
                 print(f"{name}: {shown}", flush=True)
+    finally:
+        if first:
+            shutil.rmtree(shared)
 
 
 if __name__ == "__main__":

@@ -179,9 +179,10 @@ def test_tied_weights_stay_one(tmp_path):
     weight += 1
     assert torch.equal(found["a"] + 1, weight)
     place = found["a"].data_ptr()
-    assert saving.copied("model", {"a": weight, "b": other, "d": torch.tensor(2.0)})[
-        "a"
-    ].data_ptr() == place
+    assert (
+        saving.copied("model", {"a": weight, "b": other, "d": torch.tensor(2.0)})["a"].data_ptr()
+        == place
+    )
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,9 @@ def save_model(
     """
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
-    weights = model.state_dict() if weights is None else weights
+    if weights is None:
+        # Asked for, a sharded model gives back what a pass has gathered: a thread must not ask.
+        weights = model.state_dict() if with_weights else {}
     described: JsonObject = {**formats.MODEL.fields()}
     if base is None:
         described |= _save_base(model, output, without_lora(weights) if with_weights else None)
