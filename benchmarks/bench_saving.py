@@ -27,7 +27,7 @@ import torch
 import penstock as ps
 from penstock.learn.training.settings import CheckpointSettings
 
-WORDS = "a small text about nothing in particular that fills rows and is soon forgotten".split()
+TEXT = "a small text about nothing in particular that fills rows and is soon forgotten"
 
 
 class Watch:
@@ -37,12 +37,13 @@ class Watch:
         self.steps: list[tuple[float, float]] = []
 
     def __call__(self, model: Any, step: Any, record: Any) -> None:
+        """Note a step."""
         self.steps.append((time.monotonic(), record["seconds"] + record["wait_seconds"]))
 
 
 def make_data(folder: Path) -> Path:
     """A little dataset."""
-    texts = [{"text": " ".join(WORDS[n % 13 :] + WORDS) * 3} for n in range(2000)]
+    texts = [{"text": (TEXT[n % 70 :] + TEXT) * 3} for n in range(2000)]
     source = folder / "texts.jsonl"
     source.write_text("\n".join(map(json.dumps, texts)))
     tokenizer = ps.train_tokenizer([str(source)], output=folder / "tokenizer", vocab_size=320)
@@ -80,7 +81,10 @@ def measure(data: Path, output: Path, given: argparse.Namespace, **checkpoints: 
         progress=False,
     )
     ends, lasted = zip(*watch.steps, strict=True)
-    gaps = [after - before - took for before, after, took in zip(ends, ends[1:], lasted[1:])]
+    gaps = [
+        after - before - took
+        for before, after, took in zip(ends, ends[1:], lasted[1:], strict=False)
+    ]
     plain = statistics.median(lasted[given.steps // 2 : given.steps])
     stands, whole = [], []
     # The first checkpoint takes its memory.

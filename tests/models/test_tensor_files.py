@@ -143,7 +143,7 @@ def meshes():
 @pytest.mark.parametrize("before", ["2", "4", "copies", "both"])
 @pytest.mark.parametrize("after", ["2", "4", "copies", "both"])
 def test_any_mesh_reads_what_any_mesh_has_written(tmp_path, before, after):
-    """Each number is written once: also of what several ranks have; and an empty block is nothing."""
+    """Each number is written once, also of what several ranks have; an empty block is nothing."""
     tensors = {"even": torch.randn(8, 4), "odd": torch.randn(3, 2), "step": torch.tensor(5.0)}
     shape, placements = meshes()[before]
     written = 0

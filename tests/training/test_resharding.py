@@ -1,5 +1,5 @@
-"""Runs that go on with other ranks: from four to two and to one, sharded or not, with each optimizer,
-written beside the training.
+"""Runs that go on with other ranks: from four to two and to one, sharded or not, with each
+optimizer, written beside the training.
 """
 
 import numpy as np

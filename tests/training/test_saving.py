@@ -58,7 +58,7 @@ def test_the_same_bytes_as_at_a_standstill(data, tmp_path, optimizer):
 
 def test_a_killed_run_goes_on(data, tmp_path):
     whole = start(data, tmp_path / "whole", steps=8)
-    with pytest.raises(KilledError):
+    with pytest.raises(KilledError, match="after step"):
         start(data, tmp_path / "run", steps=8, checkpoints=BESIDE, on_step=KillAfter(5))
     assert newest(tmp_path / "run") == 4
     run = start(data, tmp_path / "run", steps=8, checkpoints=BESIDE, resume=True)
@@ -153,7 +153,7 @@ def test_a_second_ctrl_c_waits_for_nothing(data, tmp_path, monkeypatch):
     held = Held(monkeypatch)
     ctrl_c = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
     steps = Steps(3, lambda: (os.kill(os.getpid(), signal.SIGINT), ctrl_c.start()))
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT011
         start(data, tmp_path / "run", steps=9, checkpoints=BESIDE, on_step=steps)
     assert (held.begun, held.over) == ([2], [])
     held.may.set()

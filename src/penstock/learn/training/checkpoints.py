@@ -54,6 +54,8 @@ STATE, OPTIMIZER, SHARDED_OPTIMIZER = "state.json", "optimizer.safetensors", "op
 SHARDS = ".shards"
 """Ending of a part, of which each rank writes a file."""
 OLD = ".old"
+_OLD_SHARDS = "optimizer.dcp"
+"""Part of sharded checkpoints of version 1, which held pickles."""
 READERS = 4
 """Files that a process reads, or forces to the disk, at a time."""
 _PARTIAL, _DELETED = ".partial", ".deleted"
@@ -367,6 +369,11 @@ def _opened(path: Path, step: int) -> Checkpoint:
     manifest = read_manifest(path)
     assert manifest is not None
     CHECKPOINT.check(manifest, path, cure="take another checkpoint of the run")
+    if (path / _OLD_SHARDS).exists():
+        raise FormatError(
+            f"{path}: its optimizer state is sharded in an older format; resume it with the "
+            "penstock that wrote it, without shard, and go on from what this saves"
+        )
     if manifest.get("step") != step:
         raise FormatError(
             f"{path}: holds step {manifest.get('step')}; rename the folder to that step"
