@@ -11,6 +11,7 @@ How weights are split among ranks instead is in `sharding`.
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, final
 
@@ -35,6 +36,12 @@ BUCKET_BYTES = 32 << 20
 """Maximum bytes of gradients summed in one call, unless a single gradient is larger."""
 
 
+PATIENCE = timedelta(hours=1)
+"""How long a rank waits for others: as long as one may evaluate, or read data, alone. A rank that
+ends is noticed at once, by torchrun; this is for one that hangs.
+"""
+SAVE_PATIENCE = timedelta(days=1)
+"""How long ranks wait for each other's files of a checkpoint."""
 _groups = 0
 """Process groups that this process has begun."""
 
@@ -53,7 +60,7 @@ def _begin_group(backend: str) -> None:
         store, rank, size = HashStore(), 0, 1
     _groups += 1
     names = PrefixStore(f"penstock-{_groups}", store)
-    dist.init_process_group(backend, store=names, rank=rank, world_size=size)
+    dist.init_process_group(backend, timeout=PATIENCE, store=names, rank=rank, world_size=size)
 
 
 @final
@@ -71,6 +78,8 @@ class Ranks:
         data: Among those that get different rows.
         context: Among those that share a row.
         context_group: Their process group; None: this process has rows of its own.
+        saving_group: Process group of all ranks for checkpoints, which are written beside the
+            training: messages of a thread must not mix with those of the steps. None: one process.
 
     Raises:
         ConfigError: `context_parallel` does not divide the number of processes.
@@ -89,12 +98,14 @@ class Ranks:
         self.data = DataParallel(rank // context_parallel, size // context_parallel)
         self.context = DataParallel(rank % context_parallel, context_parallel)
         self.context_group: Any = None
+        self.saving_group: Any = None
         self._mine = False
         self._lock: weakref.finalize[[int], Ranks] | None = None
 
     def __enter__(self) -> "Ranks":
         if self.several:
             self.begin_group()
+            self.saving_group = dist.new_group(backend="gloo", timeout=SAVE_PATIENCE)
         if self.context.size > 1:
             self.context_group, _ = dist.new_subgroups(self.context.size)
         return self
@@ -104,8 +115,10 @@ class Ranks:
             self._lock()
         if self._mine and dist.is_initialized():
             dist.destroy_process_group()
-        elif self.context_group is not None and dist.is_initialized():
-            dist.destroy_process_group(self.context_group)
+        elif dist.is_initialized():
+            for group in (self.saving_group, self.context_group):
+                if group is not None:
+                    dist.destroy_process_group(group)
 
     def begin_group(self) -> None:
         """Begin the process group unless there is one; a single process needs its own to shard."""

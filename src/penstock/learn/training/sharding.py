@@ -209,22 +209,6 @@ def sharded_again(model: Any) -> None:
         model.reshard()
 
 
-def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """All weights on the CPU of the first rank (empty on others); every rank must call it."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights: Any = get_model_state_dict(model, options=options)
-    return dict(weights)
-
-
-def load_whole_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Load unsharded weights, which every rank has, into a sharded model."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
-    set_model_state_dict(model, {**weights}, options=StateDictOptions(full_state_dict=True))
-
-
 @torch.no_grad()
 def share_out(whole: Mapping[str, torch.Tensor], shares: Mapping[str, torch.Tensor]) -> None:
     """Copy into each tensor of `shares` its part of the whole tensor of the same name; every rank

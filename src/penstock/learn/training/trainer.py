@@ -53,6 +53,7 @@ from penstock.learn.training.path_training import (
 from penstock.learn.training.processes import Interruption
 from penstock.learn.training.row_gradients import RowGradients
 from penstock.learn.training.run_state import RunState, Totals, fixed_base, module_of
+from penstock.learn.training.saving import Saving
 from penstock.learn.training.settings import TrainSettings
 from penstock.learn.training.sharding import GradientSync, shard, sharded_again
 from penstock.learn.training.tensor_logs import TensorLogs
@@ -138,7 +139,7 @@ class Trainer:
         )
         dtype = precision_of(settings, model)
         for one in (model, *self._references()):
-            set_precision(one, dtype, sharded=settings.shard and one is model)
+            set_precision(one, dtype, sharded=bool(settings.shard) and one is model)
         base = fixed_base(model)
         checkpoint_activations(model, settings)
         if settings.shard:
@@ -180,6 +181,7 @@ class Trainer:
             own_state=own_state,
             bits=bits,
             base=base,
+            saving=Saving.of(settings.checkpoints, ranks.device, say),
         )
         for notice in bits_notices(ranks.gather(self.bits)):
             say(notice)
@@ -264,7 +266,13 @@ class Trainer:
             writes=self.ranks.is_first,
         )
         taught = nullcontext() if self.distiller is None else closing(self.distiller)
-        with Interruption() as interruption, closing(logs), taught, self._reports_dropped():
+        with (
+            Interruption() as interruption,
+            self.state.saving,
+            closing(logs),
+            taught,
+            self._reports_dropped(),
+        ):
             self.state.saved = self.loader.step
             for step, record in self._records(interruption, logs):
                 done = step.index + 1
@@ -273,6 +281,8 @@ class Trainer:
                 stop = self._asked(interruption)
                 if last or stop or done % self.settings.checkpoints.every == 0:
                     self.state.save(step)
+                if last or stop:
+                    self.state.saving.wait()
                 if stop and (not last or self.state.owed):
                     by = interruption.name or "another rank"
                     self.say(f"stopped by {by} after step {done}; resume=True (--resume) goes on")
@@ -282,6 +292,7 @@ class Trainer:
             if self.loader.step < self.steps:
                 if self.state.saved < self.loader.step:
                     self.state.save(step)
+                self.state.saving.wait()
                 raise ConfigError(
                     f"the sources ended after {self.loader.step} steps, before {self.steps}; "
                     "lower steps. All that was trained is saved"
@@ -340,6 +351,7 @@ class Trainer:
             trained = self._trained
             if trained is not None and self.state.saved <= trained.index and not self.ranks.several:
                 self.state.save(trained)
+                self.state.saving.wait()
                 self.say(f"saved after step {trained.index + 1}, before the error")
             raise
 
@@ -375,8 +387,8 @@ class Trainer:
         return self.ranks.agree(bool(last) and all(f"{name}/seconds" in last for name in names))
 
     def _asked(self, interruption: Interruption) -> bool:
-        """Whether any rank was asked to stop."""
-        return self.ranks.agree(interruption.name is not None)
+        """Whether any rank was asked to stop, or could not write a checkpoint."""
+        return self.ranks.agree(interruption.name is not None or self.state.saving.failed)
 
     def _step(self, step: Step, waited: float, logs: TensorLogs) -> Record:
         began = time.monotonic()

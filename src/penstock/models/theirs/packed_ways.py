@@ -84,7 +84,7 @@ class PackedWays:
     def _follow(self, other: "PackedWays") -> None:
         """Run rows as another of the same model does."""
         self._ways, self._called = other._ways, other._called
-        self._attends = other._attends
+        self._attends: bool = other._attends
 
     def describe(self) -> str:
         """The way in use, in words; what runs with it must have been asked of `packing` before."""
