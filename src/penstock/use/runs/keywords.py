@@ -14,8 +14,8 @@ from penstock.learn.training.optimizer_settings import OptimizerSettings, Schedu
 from penstock.learn.training.path_settings import PolicySettings, PreferenceKind, PreferenceSettings
 from penstock.learn.training.settings import (
     AttentionBackend,
-    CheckpointSettings,
     Checkpointing,
+    CheckpointSettings,
     Precision,
     RecurrentBackend,
     TensorLogSettings,
