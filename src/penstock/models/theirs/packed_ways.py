@@ -71,6 +71,7 @@ class PackedWays:
         self._trying = self._cost_said = False
         self.says = True
         self._called: set[str] = set()
+        self._attends = False
         # What layers that attend ask for; found by the first trial.
         self._windows: dict[int | None, None] = {}
         self._softcap: float | None = None
@@ -93,10 +94,10 @@ class PackedWays:
                 )
         return self._verdicts[slots]
 
-    def _follow(self, other: "PackedWays") -> None:
+    def _follow(self, other: Any) -> None:
         """Run rows as another of the same model does."""
         self._ways, self._called = other._ways, other._called
-        self._attends: bool = other._attends
+        self._attends = other._attends
 
     def describe(self) -> str:
         """The way in use, in words; what runs with it must have been asked of `packing` before."""
