@@ -15,7 +15,7 @@ from makers.models import tiny_huggingface, tiny_model
 from makers.rows import random_row
 from penstock.learn.training.losses import row_loss
 from penstock.models.attention import RowAttention
-from penstock.models.attention.backends import prepare_calls
+from penstock.models.attention.calls import prepare_calls
 from penstock.models.settings import BlockSettings
 from penstock.models.theirs.model import HuggingFaceModel
 from penstock.plan.inputs import AttentionRule

@@ -12,8 +12,8 @@ from torch.nn import functional
 from makers.rows import random_row
 from makers.trees import random_forest
 from penstock.models.attention import choose, kernels, varlen
+from penstock.models.attention.calls import Scores
 from penstock.models.attention.kernels import attend_heads, kernels_for, only_math, sdpa
-from penstock.models.attention.row_attention import Scores
 from penstock.plan.inputs import AttentionRule
 
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
@@ -128,7 +128,7 @@ def test_no_call_of_ours_asks_torch_for_grouped_heads(monkeypatch: pytest.Monkey
     """Rows with windows and prefixes, caches, and parts of rows, on any device but the CPU."""
     from model_makers import tiny
 
-    from penstock.models.attention.backends import prepare_calls
+    from penstock.models.attention.calls import prepare_calls
 
     torchs, seen = functional.scaled_dot_product_attention, []
 

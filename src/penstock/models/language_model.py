@@ -140,6 +140,12 @@ class LanguageModel(Protocol):
     def compute_dtype(self) -> torch.dtype:
         """Dtype of hidden states, queries and keys."""
 
+    def compute_in(self, dtype: torch.dtype, *, casts: bool = True) -> None:
+        """Compute hidden states in a dtype, with weights as they are. Trials of rows are as before.
+
+        `casts` False: the weights are cast by other means, as FSDP2 does. ConfigError: it cannot.
+        """
+
     @property
     def prediction_weights(self) -> tuple[float, ...]:
         """How much each of the D target distances counts in the loss."""

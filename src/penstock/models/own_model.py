@@ -270,6 +270,21 @@ class OwnModel(nn.Module):
         return next(self.module.parameters()).dtype
 
     @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """Those that it names `blocks`; empty: it has none."""
+        found = getattr(self.module, "blocks", None)
+        return list(found) if isinstance(found, nn.ModuleList) else []
+
+    def compute_in(self, dtype: torch.dtype, *, casts: bool = True) -> None:
+        """See `LanguageModel`: a module of the user's own computes as it is written."""
+        if dtype != self.compute_dtype:
+            raise ConfigError(
+                f"training.precision: {self._name} is a module of your own and computes in "
+                f"{self.compute_dtype}; leave precision out, and cast in its forward, or give it "
+                "weights of another dtype"
+            )
+
+    @property
     def prediction_weights(self) -> tuple[float, ...]:
         """How much each target distance counts in the loss."""
         own = self.module

@@ -14,7 +14,7 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defin
 
 from penstock.core.errors import ConfigError, OutputError, StateError
 from penstock.core.folders import local_path, lock_folder
+from penstock.learn.training.computing import require_blocks
 from penstock.learn.training.run_folder import LOCK
 from penstock.learn.training.settings import check_device
 from penstock.plan.loader.agreement import torch_gather
@@ -238,13 +239,6 @@ def _sum_bucket(gradients: Sequence[Tensor]) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-@runtime_checkable
-class InBlocks(Protocol):
-    """A model that is sharded or compiled block by block."""
-
-    blocks: nn.ModuleList
-
-
 def shard(model: nn.Module, ranks: Ranks) -> None:
     """Shard a model in place, block by block; call it when all ranks have the same weights.
 
@@ -258,10 +252,7 @@ def shard(model: nn.Module, ranks: Ranks) -> None:
         raise ConfigError(
             "training.shard needs several processes; start them with torchrun, or set it to false"
         )
-    if not isinstance(model, InBlocks):
-        raise ConfigError(
-            "training.shard: this model has no `blocks` to shard by; train it without shard"
-        )
+    blocks = require_blocks(model, "shard")
     # Before FSDP's own hook, which prepares the backward pass by the output.
     model.register_forward_hook(_ask_for_gradients)
     # Imported late, as in the functions below: it takes seconds, and most commands that open a run
@@ -270,10 +261,11 @@ def shard(model: nn.Module, ranks: Ranks) -> None:
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(ranks.device.type, (ranks.place.size,))
-    for block in model.blocks:
+    for block in blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    for module in (model, *model.blocks):
+    sharded: list[Any] = [model, *blocks]
+    for module in sharded:
         module.set_gradient_divide_factor(1.0)
         # Otherwise the factor becomes a scaled sum, which gloo does not support.
         module.set_force_sum_reduction_for_comms(True)

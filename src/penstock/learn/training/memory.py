@@ -1,20 +1,17 @@
 """Memory of a run: what cannot fit is refused, and rows are joined as far as there is room."""
 
 import os
-from typing import TYPE_CHECKING, Any
 
 import torch
 
 from penstock.core.errors import ConfigError
+from penstock.learn.training.computing import kept_bytes, precision_of
 from penstock.learn.training.settings import TrainSettings
 from penstock.models import LanguageModel, ModelSettings
 from penstock.models.language_model import require_packed_rows
 from penstock.models.own_model import OwnModel
 from penstock.plan.loader import PlanSettings
 from penstock.plan.loader.loader import Loader
-
-if TYPE_CHECKING:
-    pass
 
 SLOTS_CPU, SLOTS_GPU = 2048, 16384
 """Slots of a pass from which on a larger one is hardly faster: on the CPU by `bench_training.py`
@@ -23,7 +20,7 @@ GPU a usual choice, not measured.
 """
 
 MEMORY_SHARE = 0.25
-"""Share of the device's memory that the activations of joined rows may need, as `_bytes_per_slot`
+"""Share of the device's memory that the activations of joined rows may need, as `kept_bytes`
 estimates them.
 """
 
@@ -108,7 +105,8 @@ def rows_per_pass(
     if own or pairs or taught or settings.micro_sequences > 1:
         return 1
     on_cpu = model.device.type == "cpu"
-    room = MEMORY_SHARE * _memory(model.device) // _bytes_per_slot(model)
+    dtype = precision_of(settings, model)
+    room = MEMORY_SHARE * _memory(model.device) // kept_bytes(model, settings, dtype)
     most = max(
         1, min(SLOTS_CPU if on_cpu else SLOTS_GPU, int(room)) * settings.context_parallel // slots
     )
@@ -117,16 +115,6 @@ def rows_per_pass(
     while settings.compile and ramp.divisor // ranks % count:
         count -= 1
     return count if count == 1 or model.packing(count * slots).longest >= slots else 1
-
-
-def _bytes_per_slot(model: LanguageModel) -> int:
-    """What a pass keeps of each slot for the backward pass, about: the inputs and outputs of all
-    linear layers.
-    """
-    assert isinstance(model, torch.nn.Module)
-    layers: list[Any] = [module for module in model.modules() if hasattr(module, "in_features")]
-    sizes: int = sum(layer.in_features + layer.out_features for layer in layers)
-    return max(1, sizes * model.compute_dtype.itemsize)
 
 
 def _memory(device: torch.device) -> int:

@@ -21,6 +21,10 @@ AttentionBackend = Literal["auto", "per_document", "varlen", "flex", "dense"]
 """Backends of `penstock.models.attention`."""
 RecurrentBackend = Literal["torch", "fla", "mamba_ssm", "causal_conv1d"]
 """Backends of `penstock.models.recurrent`."""
+Precision = Literal["auto", "float32", "bfloat16"]
+"""Dtypes in which a model's blocks compute."""
+Checkpointing = Literal["none", "selective", "full"]
+"""What blocks keep for the backward pass; see `penstock.models.activation_checkpointing`."""
 MOST_THREADS = 4096
 _DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,4})?")
 
@@ -133,6 +137,16 @@ class TrainSettings:
     """cpu, cuda, cuda:1, xpu or mps; auto: a GPU if there is one."""
     threads: int | None = None
     """Torch's threads on the CPU; None: torch's choice. The number of threads affects rounding."""
+    precision: Precision = "auto"
+    """Dtype in which the model's blocks compute; weights that are trained, their gradients and the
+    optimizer's state stay in float32, as do norms inside, softmax and loss. auto: bfloat16 on CUDA,
+    else the model's own (`model.dtype`).
+    """
+    activation_checkpointing: Checkpointing = "none"
+    """Keep less of each block for the backward pass, which then computes the block again: full
+    keeps its input only, selective also what its attention gave. Gradients stay the same; a step
+    takes up to a third longer.
+    """
     compile: bool = False
     """torch.compile the model's blocks."""
     deterministic: bool = True
@@ -173,6 +187,19 @@ class TrainSettings:
         ]
         if self.shard and (name := next((name for name, on in clash if on), None)):
             raise ConfigError(f"training.shard and {name} do not go together; choose one")
+        for name, choices in (
+            ("precision", get_args(Precision)),
+            ("activation_checkpointing", get_args(Checkpointing)),
+        ):
+            if (given := getattr(self, name)) not in choices:
+                raise ConfigError(
+                    f"training.{name} must be one of {', '.join(choices)}, got {given!r}"
+                )
+        if self.micro_sequences > 1 and self.activation_checkpointing != "none":
+            raise ConfigError(
+                "training.micro_sequences and activation_checkpointing do not go together: both "
+                "compute activations twice to save memory; choose one"
+            )
         if self.micro_sequences > 1 and (self.rows_per_pass or 1) > 1:
             raise ConfigError(
                 "training.micro_sequences cuts rows and rows_per_pass joins them; choose one"

@@ -29,10 +29,15 @@ from penstock.core.json_values import JsonObject
 from penstock.core.randomness import key_for
 from penstock.learn.training.agreement import bits_notices, contents
 from penstock.learn.training.checks import check_fit, trial_row
+from penstock.learn.training.computing import (
+    checkpoint_activations,
+    compile_blocks,
+    precision_of,
+    set_precision,
+)
 from penstock.learn.training.continued import Continued
 from penstock.learn.training.determinism import bit_settings
 from penstock.learn.training.distributed import (
-    InBlocks,
     Ranks,
     shard,
     sharded_again,
@@ -57,7 +62,6 @@ from penstock.learn.training.settings import TrainSettings
 from penstock.learn.training.tensor_logs import TensorLogs
 from penstock.models import LanguageModel
 from penstock.models.language_model import require_packed_rows
-from penstock.models.ours.experts import Experts
 from penstock.plan.loader import Step
 from penstock.plan.loader.agreement import check_ranks, check_values
 from penstock.plan.loader.loader import Loader
@@ -133,11 +137,18 @@ class Trainer:
             say(notice)
         if ranks.several:
             check_values(contents(model, distiller, self._paths, evaluators))
+        self.rows_per_pass = ranks.least(
+            rows_per_pass(model, loader, settings, taught=distiller is not None)
+        )
+        dtype = precision_of(settings, model)
+        for one in (model, *self._references()):
+            set_precision(one, dtype, sharded=settings.shard and one is model)
         base = fixed_base(model)
+        checkpoint_activations(model, settings)
         if settings.shard:
             shard(module_of(model), ranks)
         if settings.compile:
-            _compile(model)
+            compile_blocks(model)
         self._own_loss = None if settings.loss is None else LossOfOwn(settings.loss)
         self._on_step = None if settings.on_step is None else load_on_step(settings.on_step)
         own_loss = None if self._own_loss is None else self._own_loss.function
@@ -146,9 +157,6 @@ class Trainer:
         check_fit(model, loader, settings, distiller, self._own_loss)
         # A loss of the user's own was tried, which runs the model.
         sharded_again(module_of(model))
-        self.rows_per_pass = ranks.least(
-            rows_per_pass(model, loader, settings, taught=distiller is not None)
-        )
         projections = {} if distiller is None else dict(distiller.named_parameters())
         optimizers = Optimizers(module_of(model), settings.optimizer, beside=projections)
         bits = bit_settings(
@@ -194,6 +202,11 @@ class Trainer:
         if ranks.context.size > 1:
             # The model, or the backend of its attention, may refuse it.
             self._gradients.part_of(trial_row(loader))
+
+    def _references(self) -> list[LanguageModel]:
+        """Models that run next to the one that is trained, and are compared with it."""
+        reference = None if self._paths is None else self._paths.reference
+        return [] if reference is None or reference.frozen is None else [reference.frozen]
 
     @property
     def bits(self) -> JsonObject:
@@ -433,20 +446,3 @@ class Trainer:
             "seconds": seconds,
             "wait_seconds": waited,
         }
-
-
-def _compile(model: LanguageModel) -> None:
-    """Compile each block.
-
-    Attention is a single operation in it. What differs from row to row, the number of documents,
-    becomes dynamic when it first changes: with `dynamic=False`, torch would compile a block again
-    for each number. How many tokens an expert gets differs too much to be foreseen: experts stay as
-    they are.
-    """
-    if not isinstance(model, InBlocks):
-        raise ConfigError("training.compile: this model has no `blocks`; train it without compile")
-    for block in model.blocks:
-        for module in block.modules():
-            if isinstance(module, Experts):
-                module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
-        block.compile()

@@ -29,7 +29,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
-from penstock.models.attention.backends import PLAIN, Attend, Backend, Scores
+from penstock.models.attention.backends import Backend
+from penstock.models.attention.calls import PLAIN, Attend, Scores
 from penstock.models.attention.sinks import add_sinks
 from penstock.plan.inputs import AttentionRule
 

@@ -24,12 +24,10 @@ from penstock.core.errors import ConfigError
 from penstock.models.attention.backends import (
     DENSE,
     PER_DOCUMENT,
-    PLAIN,
     VARLEN,
-    Attend,
     Backend,
-    Scores,
 )
+from penstock.models.attention.calls import PLAIN, Attend, Scores
 from penstock.models.attention.flex import FLEX
 from penstock.models.attention.kernels import HALF
 from penstock.plan.inputs import AttentionRule

@@ -25,8 +25,6 @@ from torch import Tensor
 from penstock.core.errors import ConfigError
 from penstock.models.attention.backends import (
     VARLEN,
-    Attend,
-    Scores,
     flash,
     flash_backward,
     heads_first,
@@ -34,6 +32,7 @@ from penstock.models.attention.backends import (
     plain_heads,
     tokens_first,
 )
+from penstock.models.attention.calls import Attend, Scores
 from penstock.models.attention.compiling import any_number
 from penstock.models.attention.kernels import attend_heads
 from penstock.models.attention.sinks import add_sinks, sink_gradients

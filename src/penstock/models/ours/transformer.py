@@ -99,6 +99,7 @@ class Transformer(nn.Module):
             Block(settings, kind, places) for kind, places in zip(kinds, self._places, strict=True)
         )
         self._step: StepOfTraining | None = None
+        self._computes: torch.dtype | None = None
         self.draws = True
         self.norm = RMSNorm(settings.width, settings.norm_eps)
         self.unembedding = None if settings.tied else Linear(settings.width, settings.vocab_size)
@@ -440,9 +441,17 @@ class Transformer(nn.Module):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype of the settings if weights are in float32, otherwise that of the weights."""
+        """The dtype of the settings if weights are in float32, otherwise that of the weights;
+        unless `compute_in` chose another.
+        """
+        if self._computes is not None:
+            return self._computes
         kept = self.embedding.weight.dtype
         return getattr(torch, self.settings.dtype) if kept == torch.float32 else kept
+
+    def compute_in(self, dtype: torch.dtype, *, casts: bool = True) -> None:
+        """See `LanguageModel`; each layer casts its own weights."""
+        self._computes = dtype
 
     @property
     def prediction_weights(self) -> tuple[float, ...]:

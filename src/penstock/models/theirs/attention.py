@@ -11,7 +11,7 @@ keyword arguments down to it, and `penstock_attend` among them is the function t
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Result = TypeVar("Result")
+
+
+class Computes(Protocol):
+    """A model that says in which dtype it computes."""
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of hidden states."""
+
+
 TRIAL, PROMPT = 16, 9
 """Tokens of the test document, and of its beginning that serves as a prompt."""
 
@@ -86,9 +96,9 @@ def distance(found: Tensor, truth: Tensor) -> float:
     return largest_difference(found.to(truth.dtype), truth) / spread(truth)
 
 
-def rounding(inner: "PreTrainedModel") -> float:
-    """The largest `distance` that counts as rounding."""
-    return tolerance(next(inner.parameters()).dtype)
+def rounding(model: Computes) -> float:
+    """The largest `distance` that counts as rounding in a model's logits."""
+    return tolerance(model.compute_dtype)
 
 
 def attempt(inner: "PreTrainedModel", run: Callable[[], Result]) -> Result:

@@ -29,6 +29,7 @@ from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models.attention import LayerAttend, RowAttend, RowAttention
 from penstock.models.cache import Cache
+from penstock.models.casting import cast_model
 from penstock.models.facts import ModelFacts
 from penstock.models.isolation.lengths import rotary_limit
 from penstock.models.isolation.report import CURE, describe
@@ -51,6 +52,7 @@ from penstock.models.theirs.attention import (
     true_logits,
     use_attention,
 )
+from penstock.models.theirs.blocks import find_blocks
 from penstock.models.theirs.decoder import Decoder, find_decoder
 from penstock.models.theirs.generation import Generation
 from penstock.models.theirs.image_rows import has_vision
@@ -58,6 +60,7 @@ from penstock.models.theirs.image_ways import ImageWays
 from penstock.models.theirs.packed_ways import PackedWays
 from penstock.models.theirs.recurrence import replace_functions
 from penstock.models.theirs.tensors import REQUIREMENTS
+from penstock.models.theirs.twin import Twin
 from penstock.models.vocabulary import mean_row
 from penstock.models.without_dropout import evaluating
 from penstock.plan.inputs import AttentionRule, RowSlice
@@ -80,7 +83,10 @@ class HuggingFaceModel(nn.Module):
         new_rows: Rows for entries that its tokenizer gained.
         origin: The run, folder or hub name that its weights came from; None: unknown.
         facts: What its folder says; empty if its weights were made here.
+        blocks: The layers of its text decoder; empty: they cannot be told apart, so it is neither
+            compiled, nor sharded, nor checkpointed block by block.
         operations: What computes recurrences in rows; see `use_recurrent`.
+        packed: How its rows of several documents run.
     """
 
     def __init__(self, inner: "PreTrainedModel") -> None:
@@ -95,20 +101,67 @@ class HuggingFaceModel(nn.Module):
             # It was read from a folder or from the hub, whose files may be gone.
             self.facts = ModelFacts.of_config(inner.config.to_dict(), _generation(inner))
         replace_functions(inner)
+        self.blocks: Sequence[nn.Module] = find_blocks(inner)
+        self._computes: torch.dtype | None = None
         self._decoder: Decoder | None = None
         self.fit = AttentionFit(inner.config._attn_implementation)
-        truth = true_logits(inner)
-        self.rotary, self.logits_width = rotary_limit(inner), truth.shape[-1]
+        self._twin = Twin(self)
+        truth = None if self.is_on_meta else true_logits(inner)
+        self.rotary = rotary_limit(inner)
+        self.logits_width = (
+            num_rows(inner.get_output_embeddings() or inner.get_input_embeddings())
+            if truth is None
+            else truth.shape[-1]
+        )
         self.images = ImageWays(self)
         self.generation = Generation(self, self.images)
+        trial = self.trial_model
+        if trial is self and truth is None:
+            raise ConfigError(
+                f"{describe(self)}: its layers cannot be told apart, so it cannot be tried before "
+                "its weights are there; train it without shard"
+            )
         try:
-            self._take_attention(truth)
+            if trial is self and truth is not None:
+                self._take_attention(truth)
+            elif trial.uses_our_attention:
+                # Of all its layers; the twin has fewer.
+                self.fit.shape = take_attention(inner)
+            else:
+                raise UnfitAttentionError(trial.fit.reason)
         except UnfitAttentionError as reason:
             self.fit.shape = None
             self.fit.reason = str(reason)
             use_attention(inner, self.fit.own)
-        self._decoder = find_decoder(inner, self.uses_our_attention)
-        self._packed = PackedWays(self)
+        self._decoder = (
+            find_decoder(inner, self.uses_our_attention) if trial is self else trial.decoder
+        )
+        self.packed = PackedWays(self)
+
+    @property
+    def trial_model(self) -> "HuggingFaceModel":
+        """The model that trials run on: itself as long as it computes in float32 as it was loaded,
+        then its twin; see `twin`.
+        """
+        weight = next(self.inner.parameters())
+        whole = (
+            type(weight) is nn.Parameter
+            and weight.dtype in (torch.float32, torch.float64)
+            and weight.device.type != "meta"
+            and self._computes in (None, weight.dtype)
+            and all(block._compiled_call_impl is None for block in self.blocks)
+        )
+        return self if whole else self._twin.model or self
+
+    @property
+    def is_on_meta(self) -> bool:
+        """Whether it has no weights yet."""
+        return self.device.type == "meta"
+
+    @property
+    def decoder(self) -> Decoder | None:
+        """The way to its hidden states; None: it gives logits."""
+        return self._decoder
 
     @property
     def uses_our_attention(self) -> bool:
@@ -124,29 +177,30 @@ class HuggingFaceModel(nn.Module):
 
     def packing(self, slots: int) -> PackingVerdict:
         """Whether documents may share a row of `slots` slots; tested once, on random tokens."""
-        return self._packed.packing(slots)
+        return self.packed.packing(slots)
 
     def compute_with(self, operations: Operations) -> None:
         """Compute recurrences in rows with these; how rows run is then found again."""
         self.operations = operations
-        self._packed = PackedWays(self)
+        self.packed = PackedWays(self)
+        self._twin.forget()
 
     def packing_way(self) -> str:
         """How rows of several documents run, in words; known once `packing` was asked."""
-        return self._packed.describe()
+        return self.packed.describe()
 
     def packing_cost(
         self, begins: Annotated[Int64, "documents"], ends: Annotated[Int64, "documents"]
     ) -> str:
         """What a row of documents costs more than one pass, in words; empty: nothing."""
-        return self._packed.cost(begins, ends) if self.runs_several_passes else ""
+        return self.packed.cost(begins, ends) if self.runs_several_passes else ""
 
     @property
     def runs_several_passes(self) -> bool:
         """Whether a row of several documents takes several passes; known once `packing` was
         asked.
         """
-        return self._packed.several_passes
+        return self.packed.several_passes
 
     def grow_vocabulary(self, size: int) -> int:
         """See `LanguageModel`."""
@@ -164,7 +218,7 @@ class HuggingFaceModel(nn.Module):
             after = self.logits(self.document(trial))
         self.logits_width = after.shape[-1]
         old = before.shape[-1]
-        if self.vocab_size != size or not distance(after[..., :old], before) <= rounding(inner):
+        if self.vocab_size != size or not distance(after[..., :old], before) <= rounding(self):
             raise ConfigError(
                 f"{describe(self)}: its vocabulary cannot grow to {size} ids: it has "
                 f"{self.vocab_size} then, or logits of its old tokens change; prepare the "
@@ -185,8 +239,8 @@ class HuggingFaceModel(nn.Module):
             return self.images.hidden(row)
         if self.uses_our_attention:
             return self.run(row.tokens, row.positions, row.attend)
-        if len(_documents(row)) > 1 or self._packed.runs_single_documents():
-            return self._packed.hidden(row, self.hidden)
+        if len(_documents(row)) > 1 or self.packed.runs_single_documents():
+            return self.packed.hidden(row, self.hidden)
         slots, used = len(row.tokens), row.source.num_tokens or len(row.tokens)
         return pad(self.document(row.tokens[:used]), (0, 0, 0, slots - used))
 
@@ -394,8 +448,19 @@ class HuggingFaceModel(nn.Module):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Dtype of the weights."""
-        return next(self.inner.parameters()).dtype  # type: ignore[no-any-return]
+        """Dtype of the weights, unless `compute_in` chose another."""
+        return self._computes or next(self.inner.parameters()).dtype
+
+    def compute_in(self, dtype: torch.dtype, *, casts: bool = True) -> None:
+        """See `LanguageModel`."""
+        if dtype != self.compute_dtype and not self.blocks:
+            raise ConfigError(
+                f"{describe(self)}: its blocks cannot be told apart, so it computes in the dtype "
+                f"of its weights, {self.compute_dtype}; set training.precision to float32"
+            )
+        before, self._computes = self.compute_dtype, dtype
+        if casts and dtype != before:
+            cast_model(self.inner, self.blocks, dtype)
 
     @property
     def prediction_weights(self) -> tuple[float, ...]:
@@ -425,7 +490,7 @@ class HuggingFaceModel(nn.Module):
             UnfitAttentionError: Our attention does not fit, or gives other results; says why.
         """
         self.fit.shape = take_attention(self.inner)
-        tokens, allowed = trial_tokens(self.inner), rounding(self.inner)
+        tokens, allowed = trial_tokens(self.inner), rounding(self)
         try:
             with evaluating(self.inner):
                 whole, steps = self.logits(self.document(tokens))[0], self.generation.steps(tokens)

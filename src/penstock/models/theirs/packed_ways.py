@@ -73,8 +73,18 @@ class PackedWays:
     def packing(self, slots: int) -> PackingVerdict:
         """Whether documents may share a row of `slots` slots; tested once."""
         if slots not in self._verdicts:
-            self._verdicts[slots] = self._find(slots)
+            trial = self._model.trial_model
+            if trial is self._model:
+                self._verdicts[slots] = self._find(slots)
+            else:
+                self._verdicts[slots] = trial.packing(slots)
+                self._follow(trial.packed)
         return self._verdicts[slots]
+
+    def _follow(self, other: "PackedWays") -> None:
+        """Run rows as another of the same model does."""
+        self._ways, self._called = other._ways, other._called
+        self._windows, self._softcap = other._windows, other._softcap
 
     def describe(self) -> str:
         """The way in use, in words; what runs with it must have been asked of `packing` before."""

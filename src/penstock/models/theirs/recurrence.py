@@ -16,7 +16,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, final
 
@@ -82,6 +82,12 @@ def bordered(
         _keep_in_checkpoints(inner)
     with row.running():
         yield row.called
+
+
+def running_row() -> Callable[[], AbstractContextManager[None]] | None:
+    """What puts the row that runs now back in place, for what is computed again; None: no row."""
+    row = _ROW.get()
+    return None if row is None else row.running
 
 
 def is_recurrence(name: str) -> bool:
