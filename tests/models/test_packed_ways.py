@@ -144,14 +144,14 @@ def test_our_functions_run_single_documents_too() -> None:
     due = logits_of(model, row)
     model.packing(43)
     called = set()
-    original = model._packed.hidden
+    original = model.packed.hidden
 
     def seen(*given: Any) -> Any:
         found = original(*given)
-        called.update(model._packed._called)
+        called.update(model.packed._called)
         return found
 
-    model._packed.hidden = seen  # type: ignore[method-assign]
+    model.packed.hidden = seen  # type: ignore[method-assign]
     found = logits_of(model, row)
     assert "mamba_selective_scan" in called
     assert (found - due)[0, :40].abs().max() <= 1e-4 * due.std()

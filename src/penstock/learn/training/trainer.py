@@ -37,12 +37,7 @@ from penstock.learn.training.computing import (
 )
 from penstock.learn.training.continued import Continued
 from penstock.learn.training.determinism import bit_settings
-from penstock.learn.training.distributed import (
-    Ranks,
-    shard,
-    sharded_again,
-    with_gradients,
-)
+from penstock.learn.training.distributed import Ranks, with_gradients
 from penstock.learn.training.evaluators import Evaluator, evaluate, scheduled
 from penstock.learn.training.held_out_preference import HeldOutPreference
 from penstock.learn.training.loss_groups import LossGroups, LossSums, inner_of, means
@@ -58,7 +53,9 @@ from penstock.learn.training.path_training import (
 from penstock.learn.training.processes import Interruption
 from penstock.learn.training.row_gradients import RowGradients
 from penstock.learn.training.run_state import RunState, Totals, fixed_base, module_of
+from penstock.learn.training.saving import Saving
 from penstock.learn.training.settings import TrainSettings
+from penstock.learn.training.sharding import GradientSync, shard, sharded_again
 from penstock.learn.training.tensor_logs import TensorLogs
 from penstock.models import LanguageModel
 from penstock.models.language_model import require_packed_rows
@@ -142,11 +139,11 @@ class Trainer:
         )
         dtype = precision_of(settings, model)
         for one in (model, *self._references()):
-            set_precision(one, dtype, sharded=settings.shard and one is model)
+            set_precision(one, dtype, sharded=bool(settings.shard) and one is model)
         base = fixed_base(model)
         checkpoint_activations(model, settings)
         if settings.shard:
-            shard(module_of(model), ranks)
+            shard(model, ranks, settings.shard_over)
         if settings.compile:
             compile_blocks(model)
         self._own_loss = None if settings.loss is None else LossOfOwn(settings.loss)
@@ -156,9 +153,11 @@ class Trainer:
         model.begin_step(seed=settings.seed, number=0, tokens=1)
         check_fit(model, loader, settings, distiller, self._own_loss)
         # A loss of the user's own was tried, which runs the model.
-        sharded_again(module_of(model))
+        sharded_again(model)
         projections = {} if distiller is None else dict(distiller.named_parameters())
-        optimizers = Optimizers(module_of(model), settings.optimizer, beside=projections)
+        optimizers = Optimizers(
+            module_of(model), settings.optimizer, beside=projections, together=ranks.several
+        )
         bits = bit_settings(
             settings,
             ranks.device,
@@ -182,6 +181,7 @@ class Trainer:
             own_state=own_state,
             bits=bits,
             base=base,
+            saving=Saving.of(settings.checkpoints, ranks.device, say),
         )
         for notice in bits_notices(ranks.gather(self.bits)):
             say(notice)
@@ -190,6 +190,7 @@ class Trainer:
             if isinstance(evaluator, HeldOutPreference):
                 evaluator.begin(model, settings, self._paths)
         names = () if groups is None else groups.names
+        self._sync = GradientSync(model)
         self._gradients = RowGradients(
             model,
             settings,
@@ -265,7 +266,13 @@ class Trainer:
             writes=self.ranks.is_first,
         )
         taught = nullcontext() if self.distiller is None else closing(self.distiller)
-        with Interruption() as interruption, closing(logs), taught, self._reports_dropped():
+        with (
+            Interruption() as interruption,
+            self.state.saving,
+            closing(logs),
+            taught,
+            self._reports_dropped(),
+        ):
             self.state.saved = self.loader.step
             for step, record in self._records(interruption, logs):
                 done = step.index + 1
@@ -274,6 +281,8 @@ class Trainer:
                 stop = self._asked(interruption)
                 if last or stop or done % self.settings.checkpoints.every == 0:
                     self.state.save(step)
+                if last or stop:
+                    self.state.saving.wait()
                 if stop and (not last or self.state.owed):
                     by = interruption.name or "another rank"
                     self.say(f"stopped by {by} after step {done}; resume=True (--resume) goes on")
@@ -283,6 +292,7 @@ class Trainer:
             if self.loader.step < self.steps:
                 if self.state.saved < self.loader.step:
                     self.state.save(step)
+                self.state.saving.wait()
                 raise ConfigError(
                     f"the sources ended after {self.loader.step} steps, before {self.steps}; "
                     "lower steps. All that was trained is saved"
@@ -341,6 +351,7 @@ class Trainer:
             trained = self._trained
             if trained is not None and self.state.saved <= trained.index and not self.ranks.several:
                 self.state.save(trained)
+                self.state.saving.wait()
                 self.say(f"saved after step {trained.index + 1}, before the error")
             raise
 
@@ -376,8 +387,8 @@ class Trainer:
         return self.ranks.agree(bool(last) and all(f"{name}/seconds" in last for name in names))
 
     def _asked(self, interruption: Interruption) -> bool:
-        """Whether any rank was asked to stop."""
-        return self.ranks.agree(interruption.name is not None)
+        """Whether any rank was asked to stop, or could not write a checkpoint."""
+        return self.ranks.agree(interruption.name is not None or self.state.saving.failed)
 
     def _step(self, step: Step, waited: float, logs: TensorLogs) -> Record:
         began = time.monotonic()
@@ -392,7 +403,7 @@ class Trainer:
         if self._paths is not None:
             self._paths.begin(rows, step, self.ranks)
         with logs.watch(step.index + 1):
-            for row in rows:
+            for row in self._sync.over(rows):
                 nats += self._gradients.add(row, step.loss_denominators)
             if self.settings.shard:
                 # A block that drew another mixer leaves some without, and an optimizer steps those

@@ -53,7 +53,11 @@ MOST_COMPARED = 1024
 
 @final
 class PackedWays:
-    """The ways of one model that have not failed; the first is in use."""
+    """The ways of one model that have not failed; the first is in use.
+
+    Attributes:
+        says: Whether the way in use is logged.
+    """
 
     def __init__(self, model: TheirModel) -> None:
         self._model = model
@@ -65,6 +69,7 @@ class PackedWays:
         self._tried: dict[tuple[PackedWay, tuple[int, ...]], str | None] = {}
         self._limit = rotary_limit(model.inner)
         self._trying = self._cost_said = False
+        self.says = True
         self._called: set[str] = set()
         # What layers that attend ask for; found by the first trial.
         self._windows: dict[int | None, None] = {}
@@ -73,12 +78,19 @@ class PackedWays:
     def packing(self, slots: int) -> PackingVerdict:
         """Whether documents may share a row of `slots` slots; tested once."""
         if slots not in self._verdicts:
+            before = self._ways[0] if self._verdicts else None
             trial = self._model.trial_model
             if trial is self._model:
                 self._verdicts[slots] = self._find(slots)
             else:
                 self._verdicts[slots] = trial.packing(slots)
                 self._follow(trial.packed)
+            if self.says and self._ways[0] != before and self._verdicts[slots].longest:
+                _log.info(
+                    "%s: rows of several documents run with %s",
+                    describe(self._model),
+                    self.describe(),
+                )
         return self._verdicts[slots]
 
     def _follow(self, other: "PackedWays") -> None:
@@ -134,10 +146,6 @@ class PackedWays:
                 self._ways = before
                 return PackingVerdict(0, first)
             self._ways.pop(0)
-        if first is not None or len(self._verdicts) == 0:
-            _log.info(
-                "%s: rows of several documents run with %s", describe(self._model), self.describe()
-            )
         if self._limit is not None and slots > self._limit[0]:
             reason = changing_rotary(self._model, slots, *self._limit)
             return PackingVerdict(self._limit[0], reason, self.describe())

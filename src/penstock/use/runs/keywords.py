@@ -73,7 +73,7 @@ class Common(OptimizerKeywords, ScheduleKeywords, total=False):
     deterministic: bool
     seed: int
     context_parallel: int
-    shard: bool
+    shard: bool | int
     checkpoints: CheckpointSettings | Values
     evaluators: Mapping[str, Evaluation]
     log_every: int
