@@ -71,7 +71,6 @@ class PackedWays:
         self._trying = self._cost_said = False
         self.says = True
         self._called: set[str] = set()
-        self._attends = False
         # What layers that attend ask for; found by the first trial.
         self._windows: dict[int | None, None] = {}
         self._softcap: float | None = None
