@@ -123,6 +123,31 @@ def test_models_of_transformers(kind: str, backend: str, monkeypatch: Any) -> No
     assert found <= 2 * kinds
 
 
+@pytest.mark.parametrize("backend", ["per_document", "varlen"])
+@pytest.mark.parametrize("kind", ["windows", "gpt_oss"])
+def test_compiled_blocks_give_the_gradients_of_plain_ones(
+    kind: str, backend: str, monkeypatch: Any
+) -> None:
+    """Through autograd's own graphs, too."""
+    if kind in OURS:
+        model: Any = tiny_model(61, **OURS[kind][0])
+    else:
+        model = HuggingFaceModel(tiny_huggingface(kind, **THEIRS[kind][0]).train())
+        assert model.packing(SLOTS).reason is None
+    found = []
+    with varlen_on_the_cpu(monkeypatch):
+        for compiled in (False, True):
+            for block in model.blocks if compiled else ():
+                block.compile(backend="aot_eager")
+            for row in rows(4):
+                model.zero_grad()
+                row_loss(model, model.tensors(row, backend), float(SLOTS)).loss.backward()
+                found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for mine, due in zip(found[:4], found[4:], strict=True):
+        for one, expected in zip(mine, due, strict=True):
+            torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["ours", "llama"])
 def test_parts_of_rows_leave_compiled_blocks_to_keep_keys(kind: str) -> None:
     """What is kept by layer is kept outside of graphs: their number does not grow with layers."""
