@@ -16,7 +16,8 @@ from penstock.plan.inputs.model_input import ModelInput
 SHARDED = """
 import os, sys
 import torch, penstock as ps
-from penstock.learn.training.distributed import Ranks, shard
+from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.sharding import shard
 from penstock.learn.training.losses import row_loss
 sys.path.insert(0, sys.argv[1])
 from test_no_targets import empty_row

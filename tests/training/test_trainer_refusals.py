@@ -219,11 +219,6 @@ def test_neither_steps_nor_an_end(data, tmp_path):
         make(data, tmp_path / "run", "training.steps=null")
 
 
-def test_sharding_takes_several_processes(data, tmp_path):
-    with pytest.raises(ConfigError, match=r"several.*processes.*torchrun"):
-        make(data, tmp_path / "run", "training.shard=true")
-
-
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from penstock.core.errors import IsolationError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
-from penstock.models.cache import LayerAttend, SequenceCache
+from penstock.models.attention import LayerAttend
+from penstock.models.cache import SequenceCache
 from penstock.models.facts import ModelFacts
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.row_tensors import RowTensors

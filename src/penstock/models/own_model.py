@@ -19,7 +19,7 @@ from penstock.core.json_values import JsonObject
 from penstock.core.randomness import key_for
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
-from penstock.models.cache import LayerAttend
+from penstock.models.attention import LayerAttend
 from penstock.models.facts import ModelFacts
 from penstock.models.isolation.documents import try_isolation
 from penstock.models.isolation.trees import try_tree

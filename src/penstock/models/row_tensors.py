@@ -1,14 +1,14 @@
 """A row as torch tensors with its attention prepared: the input of a model's forward pass."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self, final
 
 import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError
-from penstock.models.attention import RowAttention, slice_attention
+from penstock.models.attention import RowAttend, RowAttention, slice_attention
 from penstock.models.attention.windows import attention_of
 from penstock.plan.inputs import IGNORE, AttentionRule, RowSlice
 from penstock.plan.inputs.model_input import ModelInput
@@ -32,29 +32,28 @@ class RowTensors:
     """int64 [D, T], already shifted; −100: none."""
     loss_weights: Tensor
     """float32 [D, T], 0 without a target."""
-    attention: RowAttention
-    """(q, k, v) → the heads' outputs; documents are kept apart, prefixes are bidirectional. With
-    `window`.
-    """
+    attend: RowAttend
+    """What layers call: attention with the window of each."""
     rule: AttentionRule
     """Which slots each slot sees, without the sliding window."""
-    window: int | None
-    """Maximum tokens that a token sees, including itself, in the layers with the smallest window;
-    None: all before it.
-    """
     source: ModelInput
     """The row itself."""
-    windows: tuple[int | None, ...] = ()
-    """The window of each layer, if they differ."""
-    others: Mapping[int | None, RowAttention] = field(default_factory=dict)
-    """Attention with the other windows."""
     part: RowSlice | None = None
     """This rank's part of a row that several ranks share; None: the row is whole."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of one layer; as `attention`."""
-        window = self.windows[layer] if self.windows else self.window
-        return (self.attention if window == self.window else self.others[window])(q, k, v)
+    @property
+    def attention(self) -> RowAttention:
+        """(q, k, v) → the heads' outputs; documents are kept apart, prefixes are bidirectional.
+        With `window`.
+        """
+        return self.attend.by_window[self.window]
+
+    @property
+    def window(self) -> int | None:
+        """Maximum tokens that a token sees, including itself, in the layers with the smallest
+        window; None: all before it.
+        """
+        return self.attend.window
 
     @classmethod
     def of(
@@ -97,7 +96,7 @@ class RowTensors:
 
         return cls(
             **_moved(to_torch(row, place)),
-            **_each(attention, window, windows),
+            attend=RowAttend.of(windows or (window,), attention),
             rule=rule,
             source=row,
         )
@@ -150,7 +149,7 @@ class RowTensors:
         moved = _moved(part.torch(torch.device(device)))
         return cls(
             **moved,
-            **_each(attention, None, windows),
+            attend=RowAttend.of(windows, attention),
             rule=part.rule,
             source=part.source,
             part=part,
@@ -166,18 +165,6 @@ def _moved(fields: Mapping[str, Any]) -> dict[str, Any]:
         "targets": targets,
         "loss_weights": weights if isinstance(weights, Tensor) else (targets != IGNORE).float(),
     }
-
-
-def _each(
-    attention: Callable[[int | None], RowAttention],
-    window: int | None,
-    windows: tuple[int | None, ...],
-) -> dict[str, Any]:
-    """Attention with each window that a layer has; `windows` takes the place of `window`."""
-    if windows:
-        window = min((one for one in windows if one is not None), default=None)
-    made = {one: attention(one) for one in {window, *windows}}
-    return {"attention": made.pop(window), "window": window, "windows": windows, "others": made}
 
 
 def _check_row(row: ModelInput, vocab_size: int | None) -> None:

@@ -31,7 +31,7 @@ class BitSettings:
     context_parallel: int
     compile: bool
     deterministic: bool
-    shard: bool
+    shard: bool | int
     micro_sequences: int
     rows_per_pass: int
     attention: str

@@ -1,30 +1,32 @@
-"""The processes that train together: this process's rank, sums over all ranks, and weights sharded
-among them.
+"""The processes that train together: this process's rank, and sums over all ranks.
 
 Each rank's loss is already divided by the denominator of the whole step, so gradients are *summed*
 over ranks. Without sharding, each rank has all weights, and gradients are summed once a step, in
 buckets of one dtype. Every rank gets the same sum; only the number of ranks decides the order of
 additions.
 
-With sharding (FSDP2), weights, gradients and optimizer states are split among the ranks and
-gathered where needed.
+How weights are split among ranks instead is in `sharding`.
 """
 
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
-from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import (  # type: ignore[attr-defined]
+    HashStore,
+    PrefixStore,
+    Store,
+    rendezvous,
+)
 
 from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import local_path, lock_folder
-from penstock.learn.training.computing import require_blocks
 from penstock.learn.training.run_folder import LOCK
 from penstock.learn.training.settings import check_device
 from penstock.plan.loader.agreement import torch_gather
@@ -51,7 +53,11 @@ def _begin_group(backend: str) -> None:
     addresses of the first, which has ended, and wait for it.
     """
     global _groups
-    store, rank, size = next(rendezvous("env://"))
+    store: Store
+    if DataParallel.from_env().size > 1:
+        store, rank, size = next(rendezvous("env://"))
+    else:
+        store, rank, size = HashStore(), 0, 1
     _groups += 1
     names = PrefixStore(f"penstock-{_groups}", store)
     dist.init_process_group(backend, timeout=PATIENCE, store=names, rank=rank, world_size=size)
@@ -97,10 +103,8 @@ class Ranks:
         self._lock: weakref.finalize[[int], Ranks] | None = None
 
     def __enter__(self) -> "Ranks":
-        if self.place.size > 1 and not dist.is_initialized():
-            _begin_group("nccl" if self.device.type == "cuda" else "gloo")
-            self._mine = True
-        if self.place.size > 1:
+        if self.several:
+            self.begin_group()
             self.saving_group = dist.new_group(backend="gloo", timeout=SAVE_PATIENCE)
         if self.context.size > 1:
             self.context_group, _ = dist.new_subgroups(self.context.size)
@@ -115,6 +119,12 @@ class Ranks:
             for group in (self.saving_group, self.context_group):
                 if group is not None:
                     dist.destroy_process_group(group)
+
+    def begin_group(self) -> None:
+        """Begin the process group unless there is one; a single process needs its own to shard."""
+        if not dist.is_initialized():
+            _begin_group("nccl" if self.device.type == "cuda" else "gloo")
+            self._mine = True
 
     @property
     def is_first(self) -> bool:
@@ -251,72 +261,3 @@ def _sum_bucket(gradients: Sequence[Tensor]) -> None:
     dist.all_reduce(flat)
     for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))
-
-
-def shard(model: nn.Module, ranks: Ranks) -> None:
-    """Shard a model in place, block by block; call it when all ranks have the same weights.
-
-    Gradients are summed over ranks, not averaged, because each rank's loss is divided by the whole
-    step's denominator.
-
-    Raises:
-        ConfigError: There is only one process, or the model has no `blocks`.
-    """
-    if not ranks.several:
-        raise ConfigError(
-            "training.shard needs several processes; start them with torchrun, or set it to false"
-        )
-    blocks = require_blocks(model, "shard")
-    # Before FSDP's own hook, which prepares the backward pass by the output.
-    model.register_forward_hook(_ask_for_gradients)
-    # Imported late, as in the functions below: it takes seconds, and most commands that open a run
-    # need none of it.
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh(ranks.device.type, (ranks.place.size,))
-    for block in blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    sharded: list[Any] = [model, *blocks]
-    for module in sharded:
-        module.set_gradient_divide_factor(1.0)
-        # Otherwise the factor becomes a scaled sum, which gloo does not support.
-        module.set_force_sum_reduction_for_comms(True)
-
-
-def _ask_for_gradients(_: nn.Module, __: object, hidden: object) -> None:
-    """Let hidden states have a gradient even where all that made them is frozen.
-
-    FSDP reduces gradients once the backward pass reaches the model's output. If only the head is
-    trained, none would reach it, and the head would get no gradient at all.
-    """
-    if torch.is_grad_enabled() and isinstance(hidden, Tensor) and not hidden.requires_grad:
-        hidden.requires_grad_()
-
-
-def sharded_again(model: nn.Module) -> None:
-    """Shard what a forward pass has gathered and no backward pass will shard again.
-
-    Until then `model.parameters()` gives gathered copies of embedding, norm and head: an optimizer
-    that is made of those trains nothing of them.
-    """
-    reshard = getattr(model, "reshard", None)
-    if reshard is not None:
-        reshard()
-
-
-@torch.no_grad()
-def share_out(whole: Mapping[str, torch.Tensor], shares: Mapping[str, torch.Tensor]) -> None:
-    """Copy into each tensor of `shares` its part of the whole tensor of the same name; every rank
-    has all of `whole`.
-    """
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    for name, share in shares.items():
-        if isinstance(share, DTensor):
-            share.copy_(
-                distribute_tensor(whole[name].to(share.device), share.device_mesh, share.placements)
-            )
-        else:
-            share.copy_(whole[name])

@@ -40,7 +40,7 @@ def check_memory(
     Raises:
         ConfigError: It does not fit.
     """
-    here = _memory(torch.device("cpu"))
+    here = device_memory(torch.device("cpu"))
     distances = 1
     if isinstance(model, ModelSettings):
         distances = model.prediction_heads
@@ -52,7 +52,7 @@ def check_memory(
             "model",
             f"{count:,} parameters",
             needed,
-            _memory(device),
+            device_memory(device),
             "make layers or width smaller",
         )
     slots = -(-plan.ramp.largest // ranks) * plan.sequence_length
@@ -106,7 +106,7 @@ def rows_per_pass(
         return 1
     on_cpu = model.device.type == "cpu"
     dtype = precision_of(settings, model)
-    room = MEMORY_SHARE * _memory(model.device) // kept_bytes(model, settings, dtype)
+    room = MEMORY_SHARE * device_memory(model.device) // kept_bytes(model, settings, dtype)
     most = max(
         1, min(SLOTS_CPU if on_cpu else SLOTS_GPU, int(room)) * settings.context_parallel // slots
     )
@@ -117,7 +117,7 @@ def rows_per_pass(
     return count if count == 1 or model.packing(count * slots).longest >= slots else 1
 
 
-def _memory(device: torch.device) -> int:
+def device_memory(device: torch.device) -> int:
     """All memory of a device, in bytes: what is free changes from run to run."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)

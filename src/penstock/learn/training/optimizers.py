@@ -43,6 +43,8 @@ class Optimizers:
         settings: See `OptimizerSettings`.
         beside: Further parameters, not of the model, that are optimized with it by AdamW without
             decay.
+        together: Whether there are several ranks, with the same weights or with shards of them,
+            which step together; Muon's work is then divided among them.
 
     Raises:
         ConfigError: There is nothing to train, a parameter is not float32 (or float64), or torch
@@ -55,6 +57,7 @@ class Optimizers:
         settings: OptimizerSettings,
         *,
         beside: Mapping[str, nn.Parameter] = MappingProxyType({}),
+        together: bool = False,
     ) -> None:
         self.settings = settings
         self._names = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -68,7 +71,8 @@ class Optimizers:
         self.members: list[torch.optim.Optimizer] = []
         self.fused: bool | None = None
         if settings.kind == "muon":
-            self.members += _muon(_by_factor(matrices, factors, settings.weight_decay), settings)
+            groups = _by_factor(matrices, factors, settings.weight_decay)
+            self.members += _muon(groups, settings, together=together)
         else:
             decayed = matrices + decayed
         groups = [
@@ -216,7 +220,9 @@ def _by_factor(
     ]
 
 
-def _muon(groups: list[dict[str, Any]], settings: OptimizerSettings) -> list[torch.optim.Optimizer]:
+def _muon(
+    groups: list[dict[str, Any]], settings: OptimizerSettings, *, together: bool
+) -> list[torch.optim.Optimizer]:
     muon = getattr(torch.optim, "Muon", None)
     if muon is None:
         raise ConfigError(
@@ -230,6 +236,11 @@ def _muon(groups: list[dict[str, Any]], settings: OptimizerSettings) -> list[tor
             )
     if not groups:
         return []
+    if together:
+        # Not at the top: an older torch has no Muon to derive from.
+        from penstock.learn.training.muon import DividedMuon
+
+        muon = DividedMuon
     made: torch.optim.Optimizer = muon(
         groups,
         lr=settings.peak,

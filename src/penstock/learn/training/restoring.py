@@ -9,9 +9,9 @@ from torch import Tensor
 
 from penstock.core.errors import StateError
 from penstock.learn.training.checkpoints import OPTIMIZER, SHARDED_OPTIMIZER, STATE, Checkpoint
-from penstock.learn.training.distributed import share_out
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.run_folder import MODEL
+from penstock.learn.training.sharding import share_out
 from penstock.models import LanguageModel, ModelSettings
 from penstock.models.lora.settings import LoraSettings
 from penstock.models.ours.importing import refuse_not_finite

@@ -246,7 +246,7 @@ class RunState:
         )
         with in_step(self.ranks.saving_group):
             load_weights(checkpoint, self.model, cure)
-            load_optimizer(checkpoint, self.optimizers, sharded=self.settings.shard)
+            load_optimizer(checkpoint, self.optimizers, sharded=bool(self.settings.shard))
         if self.ranks.several and not self.settings.shard:
             # A copy of the folder may be damaged on the machine of one rank.
             read = {"the weights": self.model.state_dict()}

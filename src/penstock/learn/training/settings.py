@@ -164,9 +164,10 @@ class TrainSettings:
     all; for rows whose activations do not fit into one device. The loss and its gradients are those
     of the whole row.
     """
-    shard: bool = False
-    """With several processes: shard weights, gradients and optimizer states (FSDP2) instead of
-    replicating them.
+    shard: bool | int = False
+    """Split weights, gradients and optimizer states among processes (FSDP2) instead of replicating
+    them. true: among all; a number: among so many neighbouring ranks, such as the GPUs of one
+    machine, with a copy in each such group (hybrid sharding, HSDP).
     """
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     """When the run is saved."""
@@ -183,14 +184,6 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "continue_from", ContinueSettings.of(self.continue_from))
-        writes = any(one.writes for one in self.evaluators.values())
-        clash = [
-            ("micro_sequences", self.micro_sequences > 1),
-            ("lora", self.lora is not None),
-            ("evaluators that write texts (samples, tasks but mmlu and bits_per_byte)", writes),
-        ]
-        if self.shard and (name := next((name for name, on in clash if on), None)):
-            raise ConfigError(f"training.shard and {name} do not go together; choose one")
         for name, choices in (
             ("precision", get_args(Precision)),
             ("activation_checkpointing", get_args(Checkpointing)),
@@ -204,6 +197,13 @@ class TrainSettings:
                 "training.micro_sequences and activation_checkpointing do not go together: both "
                 "compute activations twice to save memory; choose one"
             )
+        if self.shard_over is not None and self.shard_over < 2:
+            raise ConfigError(
+                "training.shard must be true, false, or a number of ranks from 2, got "
+                f"{self.shard!r}"
+            )
+        if self.shard and self.micro_sequences > 1:
+            raise ConfigError("training.shard and micro_sequences do not go together; choose one")
         if self.micro_sequences > 1 and (self.rows_per_pass or 1) > 1:
             raise ConfigError(
                 "training.micro_sequences cuts rows and rows_per_pass joins them; choose one"
@@ -235,6 +235,11 @@ class TrainSettings:
         check_device("training.device", self.device)
         if self.steps is not None:
             self.schedule.check_length(self.steps)
+
+    @property
+    def shard_over(self) -> int | None:
+        """Neighbouring ranks that hold the weights once; None: all, or nothing is sharded."""
+        return None if isinstance(self.shard, bool) else self.shard
 
     def default_rate(self, *, pretrained: bool) -> float:
         """The learning rate where none is set.

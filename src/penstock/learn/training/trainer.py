@@ -37,12 +37,7 @@ from penstock.learn.training.computing import (
 )
 from penstock.learn.training.continued import Continued
 from penstock.learn.training.determinism import bit_settings
-from penstock.learn.training.distributed import (
-    Ranks,
-    shard,
-    sharded_again,
-    with_gradients,
-)
+from penstock.learn.training.distributed import Ranks, with_gradients
 from penstock.learn.training.evaluators import Evaluator, evaluate, scheduled
 from penstock.learn.training.held_out_preference import HeldOutPreference
 from penstock.learn.training.loss_groups import LossGroups, LossSums, inner_of, means
@@ -60,6 +55,7 @@ from penstock.learn.training.row_gradients import RowGradients
 from penstock.learn.training.run_state import RunState, Totals, fixed_base, module_of
 from penstock.learn.training.saving import Saving
 from penstock.learn.training.settings import TrainSettings
+from penstock.learn.training.sharding import GradientSync, shard, sharded_again
 from penstock.learn.training.tensor_logs import TensorLogs
 from penstock.models import LanguageModel
 from penstock.models.language_model import require_packed_rows
@@ -143,11 +139,11 @@ class Trainer:
         )
         dtype = precision_of(settings, model)
         for one in (model, *self._references()):
-            set_precision(one, dtype, sharded=settings.shard and one is model)
+            set_precision(one, dtype, sharded=bool(settings.shard) and one is model)
         base = fixed_base(model)
         checkpoint_activations(model, settings)
         if settings.shard:
-            shard(module_of(model), ranks)
+            shard(model, ranks, settings.shard_over)
         if settings.compile:
             compile_blocks(model)
         self._own_loss = None if settings.loss is None else LossOfOwn(settings.loss)
@@ -157,9 +153,11 @@ class Trainer:
         model.begin_step(seed=settings.seed, number=0, tokens=1)
         check_fit(model, loader, settings, distiller, self._own_loss)
         # A loss of the user's own was tried, which runs the model.
-        sharded_again(module_of(model))
+        sharded_again(model)
         projections = {} if distiller is None else dict(distiller.named_parameters())
-        optimizers = Optimizers(module_of(model), settings.optimizer, beside=projections)
+        optimizers = Optimizers(
+            module_of(model), settings.optimizer, beside=projections, together=ranks.several
+        )
         bits = bit_settings(
             settings,
             ranks.device,
@@ -192,6 +190,7 @@ class Trainer:
             if isinstance(evaluator, HeldOutPreference):
                 evaluator.begin(model, settings, self._paths)
         names = () if groups is None else groups.names
+        self._sync = GradientSync(model)
         self._gradients = RowGradients(
             model,
             settings,
@@ -404,7 +403,7 @@ class Trainer:
         if self._paths is not None:
             self._paths.begin(rows, step, self.ranks)
         with logs.watch(step.index + 1):
-            for row in rows:
+            for row in self._sync.over(rows):
                 nats += self._gradients.add(row, step.loss_denominators)
             if self.settings.shard:
                 # A block that drew another mixer leaves some without, and an optimizer steps those

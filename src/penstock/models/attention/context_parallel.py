@@ -62,8 +62,9 @@ def slice_attention(
     )
     order = torch.from_numpy(part.order).to(device)
 
-    def gathered(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, *gather_slots((k, v), order, group))
+    def gathered(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        keys, values = gather_slots((k, v), order, group)
+        return attend(q, keys, values, sinks)
 
     return RowAttention(
         backend=name,

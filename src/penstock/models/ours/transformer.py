@@ -26,7 +26,9 @@ from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage, RowMedia
-from penstock.models.cache import Cache, LayerAttend
+from penstock.models.attention import LayerAttend
+from penstock.models.attention.compiling import uncompiled
+from penstock.models.cache import Cache
 from penstock.models.facts import ModelFacts
 from penstock.models.image_features import FeatureCache
 from penstock.models.language_model import PackingVerdict
@@ -92,8 +94,10 @@ class Transformer(nn.Module):
         self.facts = ModelFacts()
         self.embedding = nn.Embedding(settings.vocab_size, settings.width)
         kinds = [settings.block(layer) for layer in range(settings.num_blocks)]
-        self.blocks = nn.ModuleList(Block(settings, kind) for kind in kinds)
         self._places = settings.places()
+        self.blocks = nn.ModuleList(
+            Block(settings, kind, places) for kind, places in zip(kinds, self._places, strict=True)
+        )
         self._step: StepOfTraining | None = None
         self._computes: torch.dtype | None = None
         self.draws = True
@@ -121,12 +125,13 @@ class Transformer(nn.Module):
         balance = None
         if self.settings.has_experts and self._trains:
             balance = Balance(row)
-        attention = row.attention
-        # A compiled model must not depend on the row's own arrays, which it would through the row's
-        # method.
-        attend = row.attend if row.others else lambda layer, q, k, v: attention(q, k, v)
         hidden = self.run(
-            row.tokens, row.positions, attend, embedded=embedded, carried=carried, balance=balance
+            row.tokens,
+            row.positions,
+            row.attend,
+            embedded=embedded,
+            carried=carried,
+            balance=balance,
         )
         if balance is not None:
             step = self._begun()
@@ -299,9 +304,15 @@ class Transformer(nn.Module):
         growth = cache.growth(tokens, lengths, sequences)
         embedded = None if images is None else self._embedded(tokens, growth.parts(images))
         carried = growth if self.settings.is_recurrent else None
-        hidden = self.run(
-            tokens, growth.positions, growth.attend, distances=1, embedded=embedded, carried=carried
-        )[0]
+        with uncompiled():
+            hidden = self.run(
+                tokens,
+                growth.positions,
+                growth.attend,
+                distances=1,
+                embedded=embedded,
+                carried=carried,
+            )[0]
         growth.done()
         return self.logits(hidden[growth.last])
 

@@ -11,12 +11,13 @@ keyword arguments down to it, and `penstock_attend` among them is the function t
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError
+from penstock.models.attention import AttentionLayer, LayerAttend
 from penstock.models.isolation.comparison import largest_difference, spread, tolerance
 from penstock.models.isolation.lengths import WINDOWS
 from penstock.models.isolation.report import describe
@@ -42,7 +43,7 @@ TRIAL, PROMPT = 16, 9
 
 NAME = "penstock"
 """Of our attention in transformers' attention interface."""
-_UNSUPPORTED = ("s_aux", "position_bias", "head_mask")
+_UNSUPPORTED = ("position_bias", "head_mask")
 """Arguments of some models to their attention that ours does not support."""
 
 
@@ -185,6 +186,33 @@ class AttentionFit:
     """Why it does not."""
 
 
+class TheirLayer(NamedTuple):
+    """A layer of a model of transformers as an `AttentionLayer`, with what its call gave."""
+
+    module: nn.Module
+    window: int | None = None
+    sinks: Tensor | None = None
+    softcap: float | None = None
+
+    @property
+    def place(self) -> int:
+        """Read when it is asked for: compiled code is made again for each number that it reads."""
+        found: Any = self.module.layer_idx
+        return int(found)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class InBatch:
+    """The `LayerAttend` of a row, for models that have it as a batch [1, T, heads, dim]."""
+
+    attend: LayerAttend
+
+    def __call__(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The same, in a batch of one."""
+        return self.attend(layer, q[0], k[0], v[0])[None]
+
+
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> tuple[Tensor, None]:
@@ -202,9 +230,9 @@ def _attend(
     scaling, dim = given.get("scaling"), query.shape[-1]
     if scaling is not None and abs(scaling * dim**0.5 - 1) > 1e-6:
         q = q * (scaling * dim**0.5)
-    return attend(
-        module.layer_idx, q, k, v, given.get("sliding_window"), given.get("softcap")
-    ), None
+    sinks = given.get("s_aux")
+    layer = TheirLayer(module, given.get("sliding_window"), sinks, given.get("softcap"))
+    return attend(layer, q, k, v), None
 
 
 def use_attention(inner: "PreTrainedModel", name: str) -> None:
@@ -233,9 +261,7 @@ def with_our_attention(inner: "PreTrainedModel") -> Iterator[None]:
         config._attn_implementation = before
 
 
-def values_alone(
-    layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None, softcap: float | None
-) -> Tensor:
+def values_alone(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of each token to itself only: its own values; for testing a model."""
     return v.repeat_interleave(q.shape[2] // v.shape[2], 2)
 
@@ -259,15 +285,15 @@ def take_attention(inner: "PreTrainedModel") -> AttentionShape:
     windows: dict[int, int | None] = {}
     softcaps: set[float | None] = set()
 
-    def record(
-        layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None, softcap: float | None
-    ) -> Tensor:
+    def record(layer: TheirLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if k.shape != v.shape or q.shape[3] != k.shape[3]:
             raise UnfitAttentionError("heads of keys and values differ in width")
-        seen.append((layer, (k.shape[2], k.shape[3])))
-        windows[layer] = window
-        softcaps.add(softcap)
-        return values_alone(layer, q, k, v, window, softcap)
+        if layer.sinks is not None and layer.sinks.shape != q.shape[2:3]:
+            raise UnfitAttentionError("its sinks are not one number for each head")
+        seen.append((layer.place, (k.shape[2], k.shape[3])))
+        windows[layer.place] = layer.window
+        softcaps.add(layer.softcap)
+        return values_alone(layer, q, k, v)
 
     with evaluating(inner):
         try:

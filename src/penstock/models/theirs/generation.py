@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from penstock.core.errors import ConfigError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
+from penstock.models.attention.compiling import uncompiled
 from penstock.models.cache import Cache
 from penstock.models.isolation.report import describe
 from penstock.models.text_cache import TextCache
@@ -81,8 +82,20 @@ class Generation:
         images: Sequence[PromptImages | None] | None = None,
     ) -> Tensor:
         """Like `Transformer.extend`."""
-        if isinstance(cache, TextCache):
-            return self._extend_texts(tokens, lengths, cache, sequences, images)
+        with uncompiled():
+            if isinstance(cache, TextCache):
+                return self._extend_texts(tokens, lengths, cache, sequences, images)
+            return self._extend_keys(tokens, lengths, cache, sequences, images)
+
+    def _extend_keys(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        cache: Cache,
+        sequences: Tensor | None,
+        images: Sequence[PromptImages | None] | None,
+    ) -> Tensor:
+        """`extend` through our cache."""
         growth = cache.growth(tokens, lengths, sequences)
         if images is None or not any(images):
             hidden = self._model.run(tokens, growth.positions, growth.attend)[0]

@@ -19,7 +19,14 @@ from penstock.models.cache import Growth
 from penstock.models.isolation.report import describe
 from penstock.models.recurrent import Borders
 from penstock.models.row_tensors import RowTensors
-from penstock.models.theirs.attention import NAME, distance, one_line, rounding, use_attention
+from penstock.models.theirs.attention import (
+    NAME,
+    InBatch,
+    distance,
+    one_line,
+    rounding,
+    use_attention,
+)
 from penstock.models.theirs.image_rows import (
     Way,
     image_arguments,
@@ -90,9 +97,7 @@ class ImageWays:
         if self.features is not None and media.keys:
             given = self.features.arguments(given, media)
         if way == "ours":
-            given["penstock_attend"] = lambda layer, q, k, v, *_: row.attend(
-                layer, q[0], k[0], v[0]
-            )[None]
+            given["penstock_attend"] = InBatch(row.attend)
         elif way in ("masks", "sliding_masks"):
             given["attention_mask"] = image_masks(
                 row.source,
@@ -222,7 +227,7 @@ class ImageWays:
             model.device,
             model.compute_dtype,
         )
-        given["penstock_attend"] = lambda layer, q, k, v, *_: growth.attend(layer, q, k, v)
+        given["penstock_attend"] = growth.attend
         return model.hidden(given)
 
     @property

@@ -34,6 +34,10 @@ class TheirModel(LanguageModel, Protocol):
         """The model that trials run on: this one, or its twin."""
 
     @property
+    def is_on_meta(self) -> bool:
+        """Whether it has no weights yet."""
+
+    @property
     def packed(self) -> Any:
         """How its rows of several documents run."""
 

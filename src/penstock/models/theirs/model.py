@@ -27,8 +27,8 @@ from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError, IsolationError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
-from penstock.models.attention.windows import attention_of
-from penstock.models.cache import Cache, LayerAttend
+from penstock.models.attention import LayerAttend, RowAttend, RowAttention
+from penstock.models.cache import Cache
 from penstock.models.casting import cast_model
 from penstock.models.facts import ModelFacts
 from penstock.models.isolation.lengths import rotary_limit
@@ -41,6 +41,7 @@ from penstock.models.row_tensors import RowTensors
 from penstock.models.text_cache import TextCache
 from penstock.models.theirs.attention import (
     AttentionFit,
+    InBatch,
     UnfitAttentionError,
     distance,
     one_line,
@@ -52,7 +53,7 @@ from penstock.models.theirs.attention import (
     use_attention,
 )
 from penstock.models.theirs.blocks import find_blocks
-from penstock.models.theirs.decoder import DECODERS, find_decoder
+from penstock.models.theirs.decoder import Decoder, find_decoder
 from penstock.models.theirs.generation import Generation
 from penstock.models.theirs.image_rows import has_vision
 from penstock.models.theirs.image_ways import ImageWays
@@ -102,7 +103,7 @@ class HuggingFaceModel(nn.Module):
         replace_functions(inner)
         self.blocks: Sequence[nn.Module] = find_blocks(inner)
         self._computes: torch.dtype | None = None
-        self._decoder: str | None = None
+        self._decoder: Decoder | None = None
         self.fit = AttentionFit(inner.config._attn_implementation)
         self._twin = Twin(self)
         truth = None if self.is_on_meta else true_logits(inner)
@@ -158,8 +159,8 @@ class HuggingFaceModel(nn.Module):
         return self.device.type == "meta"
 
     @property
-    def decoder(self) -> str | None:
-        """The way to its hidden states, a name of `DECODERS`; None: it gives logits."""
+    def decoder(self) -> Decoder | None:
+        """The way to its hidden states; None: it gives logits."""
         return self._decoder
 
     @property
@@ -261,16 +262,12 @@ class HuggingFaceModel(nn.Module):
         """
         self._require_our_attention()
         batched = tokens.ndim == 2
-
-        def call(layer: int, q: Tensor, k: Tensor, v: Tensor, *_: float | None) -> Tensor:
-            return attend(layer, q, k, v) if batched else attend(layer, q[0], k[0], v[0])[None]
-
         rows, places = (x if batched else x[None] for x in (tokens, positions))
         given = {
             "input_ids": rows,
             "position_ids": places,
             "use_cache": False,
-            "penstock_attend": call,
+            "penstock_attend": attend if batched else InBatch(attend),
         }
         hidden = self.hidden(given)
         return hidden[None] if batched else hidden
@@ -278,7 +275,7 @@ class HuggingFaceModel(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], in float32 or wider."""
         scores: Tensor = (
-            hidden if self._decoder is None else self.inner.get_output_embeddings()(hidden)
+            hidden if self._decoder is None else self._decoder.logits(self.inner, hidden)
         )
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
@@ -290,13 +287,15 @@ class HuggingFaceModel(nn.Module):
             return self.hidden({"input_ids": tokens[None], "use_cache": False})
         assert self.fit.shape is not None
         rule = AttentionRule(np.array([[0, 0, len(tokens)]]))
-        windows, device, dtype = self.fit.shape.windows, self.device, self.compute_dtype
-        attentions = {
-            one: attention_of(rule, one, device=device, dtype=dtype, softcap=self.fit.shape.softcap)
-            for one in set(windows)
-        }
+        shape, device, dtype = self.fit.shape, self.device, self.compute_dtype
+
+        def attention(window: int | None) -> RowAttention:
+            return RowAttention.of(
+                rule, device=device, dtype=dtype, window=window, softcap=shape.softcap
+            )
+
         places = torch.arange(len(tokens), device=device)
-        return self.run(tokens, places, lambda layer, q, k, v: attentions[windows[layer]](q, k, v))
+        return self.run(tokens, places, RowAttend.of(shape.windows, attention))
 
     def new_cache(self, sequences: int, capacity: int) -> Cache | TextCache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens; see
@@ -481,7 +480,7 @@ class HuggingFaceModel(nn.Module):
         if self._decoder is None:
             output = self.inner(**given)
             return output.logits, output
-        output = DECODERS[self._decoder](self.inner)(**given)
+        output = self._decoder(self.inner, given)
         return output.last_hidden_state, output
 
     def _take_attention(self, truth: Tensor) -> None:

@@ -17,11 +17,10 @@ from torch import nn
 
 from penstock.models.isolation.lengths import WINDOWS, text_config
 from penstock.models.theirs.blocks import find_blocks
+from penstock.models.theirs.interface import TheirModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from penstock.models.theirs.model import HuggingFaceModel
 
 FEWEST_LAYERS = 2
 """So that one layer reads what another one wrote."""
@@ -40,19 +39,21 @@ class Twin:
     Not a module: else its weights would be some of the model's.
     """
 
-    def __init__(self, model: "HuggingFaceModel") -> None:
+    def __init__(self, model: TheirModel) -> None:
         self._of, self._made = model, False
-        self._model: HuggingFaceModel | None = None
+        self._model: Any = None
 
     @property
-    def model(self) -> "HuggingFaceModel | None":
+    def model(self) -> Any:
         """The twin behind the same interface; None: there is none, so the model is tried itself."""
         if not self._made:
             device = torch.device("cpu") if self._of.is_on_meta else self._of.device
-            inner = make_twin(self._of.inner, device, self._of.fit.own)
-            self._model = None if inner is None else type(self._of)(inner)
+            of: Any = self._of
+            inner = make_twin(of.inner, device, of.fit.own)
+            self._model = None if inner is None else type(of)(inner)
             if self._model is not None:
                 self._model.compute_with(self._of.operations)
+                self._model.packed.says = False
             self._made = True
         return self._model
 

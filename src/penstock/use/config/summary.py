@@ -22,7 +22,7 @@ def describe(trainer: "Trainer", model: ModelSettings | str | None) -> list[tupl
     memory = sum(p.numel() * (16 if p.requires_grad else 4) for p in trainer.model.parameters())
     held = trainer.reference_parameters
     if trainer.settings.shard:
-        memory //= trainer.ranks.place.size
+        memory //= trainer.settings.shard_over or trainer.ranks.place.size
     loader: Loader = trainer.loader
     if model is None and trainer.settings.beginning is not None:
         model = f"that of {trainer.settings.beginning.run}"

@@ -14,8 +14,8 @@ from penstock.learn.training.optimizer_settings import OptimizerSettings, Schedu
 from penstock.learn.training.path_settings import PolicySettings, PreferenceKind, PreferenceSettings
 from penstock.learn.training.settings import (
     AttentionBackend,
-    CheckpointSettings,
     Checkpointing,
+    CheckpointSettings,
     Precision,
     RecurrentBackend,
     TensorLogSettings,
@@ -73,7 +73,7 @@ class Common(OptimizerKeywords, ScheduleKeywords, total=False):
     deterministic: bool
     seed: int
     context_parallel: int
-    shard: bool
+    shard: bool | int
     checkpoints: CheckpointSettings | Values
     evaluators: Mapping[str, Evaluation]
     log_every: int
