@@ -3,7 +3,7 @@
     python benchmarks/gpu/12_recurrent.py --output results
 
 Each operation over a row of documents, forward and backward, by torch and by the packages that have
-it (`training.recurrent`): flash-linear-attention, mamba-ssm, causal-conv1d. `error`: of outputs
+it (`training.recurrent`): flash-linear-attention, mamba-ssm, causal-conv1d. `deviation`: of outputs
 against torch in float64, as a share of the largest value. Then the training of a hybrid.
 """
 
@@ -44,7 +44,7 @@ def delta(report: Report, slots: int, document: int) -> Figures:
     with torch.no_grad():
         due = run([one.double() for one in inputs])
         error = (run(inputs).double() - due).abs().max() / due.abs().max()
-    return {"both_ms": 1e3 * took, "error": float(error)}
+    return {"both_ms": 1e3 * took, "deviation": float(error)}
 
 
 def hybrid(report: Report, data: Any, kind: str, backend: str) -> Figures:
