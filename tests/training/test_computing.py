@@ -171,7 +171,9 @@ def test_a_row_that_does_not_fit_names_what_would_make_it_fit(data, theirs, tmp_
     there = (sizes["none"] + sizes["full"]) // 2
     monkeypatch.setattr(memory, "device_memory", lambda device: there)
     device = torch.device("cpu")
-    with pytest.raises(ConfigError, match=r"4,096 slots.*activation_checkpointing to (selective|full)"):
+    with pytest.raises(
+        ConfigError, match=r"4,096 slots.*activation_checkpointing to (selective|full)"
+    ):
         memory.check_room(model, plain, device, 1, 4096)
     memory.check_room(model, full, device, 1, 4096)
     with pytest.raises(ConfigError, match=r"lower data\.loader\.sequence_length") as found:
