@@ -26,6 +26,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of torch._dynamo itself
 ]
 SLOTS = 48
+MOST = {"per_document": 1, "varlen": 2}
+"""Graphs of a kind of block: FlashAttention is told the longest document, which torch's compiler
+takes for any number from the second row on.
+"""
 
 MIXED = {"near": BlockSettings(sliding_window=5), "far": BlockSettings()}
 OURS: dict[str, tuple[dict[str, Any], int]] = {
@@ -107,7 +111,7 @@ def test_our_transformer(kind: str, backend: str, monkeypatch: Any) -> None:
         pytest.skip("varlen has no soft cap")
     model = tiny_model(61, **settings)
     with varlen_on_the_cpu(monkeypatch):
-        assert graphs_of(model, model.blocks, backend) <= 2 * kinds
+        assert graphs_of(model, model.blocks, backend) <= MOST[backend] * kinds
 
 
 @pytest.mark.parametrize("backend", ["per_document", "varlen"])
@@ -120,7 +124,7 @@ def test_models_of_transformers(kind: str, backend: str, monkeypatch: Any) -> No
     with varlen_on_the_cpu(monkeypatch):
         found = graphs_of(model, model.blocks, backend, 20)
     assert model.uses_our_attention
-    assert found <= 2 * kinds
+    assert found <= MOST[backend] * kinds
 
 
 @pytest.mark.parametrize("backend", ["per_document", "varlen"])
