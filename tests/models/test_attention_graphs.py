@@ -15,7 +15,8 @@ from makers.models import tiny_huggingface, tiny_model
 from makers.rows import random_row
 from penstock.learn.training.losses import row_loss
 from penstock.models.attention import RowAttention
-from penstock.models.attention.backends import prepare_calls
+from penstock.models.attention.calls import prepare_calls
+from penstock.models.ours.micro_sequences import backward_in_parts
 from penstock.models.settings import BlockSettings
 from penstock.models.theirs.model import HuggingFaceModel
 from penstock.plan.inputs import AttentionRule
@@ -117,9 +118,69 @@ def test_models_of_transformers(kind: str, backend: str, monkeypatch: Any) -> No
     # Trials of short rows, before anything is compiled.
     assert model.packing(SLOTS).reason is None
     with varlen_on_the_cpu(monkeypatch):
-        found = graphs_of(model, model.inner.model.layers, backend, 20)
+        found = graphs_of(model, model.blocks, backend, 20)
     assert model.uses_our_attention
     assert found <= 2 * kinds
+
+
+@pytest.mark.parametrize("backend", ["per_document", "varlen"])
+@pytest.mark.parametrize("kind", ["windows", "gpt_oss"])
+def test_compiled_blocks_give_the_gradients_of_plain_ones(
+    kind: str, backend: str, monkeypatch: Any
+) -> None:
+    """Through autograd's own graphs, too."""
+    if kind in OURS:
+        model: Any = tiny_model(61, **OURS[kind][0])
+    else:
+        model = HuggingFaceModel(tiny_huggingface(kind, **THEIRS[kind][0]).train())
+        assert model.packing(SLOTS).reason is None
+    found = []
+    with varlen_on_the_cpu(monkeypatch):
+        for compiled in (False, True):
+            for block in model.blocks if compiled else ():
+                block.compile(backend="aot_eager")
+            for row in rows(4):
+                model.zero_grad()
+                row_loss(model, model.tensors(row, backend), float(SLOTS)).loss.backward()
+                found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for mine, due in zip(found[:4], found[4:], strict=True):
+        for one, expected in zip(mine, due, strict=True):
+            torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["ours", "llama"])
+def test_parts_of_rows_leave_compiled_blocks_to_keep_keys(kind: str) -> None:
+    """What is kept by layer is kept outside of graphs: their number does not grow with layers."""
+    counts, found = [], []
+    for layers in (2, 10):
+        sys.modules["torch._dynamo"].reset()
+        graphs: list[Any] = []
+
+        def counted(graph: Any, _: Any, kept: list[Any] = graphs) -> Any:
+            kept.append(graph)
+            return graph
+
+        if kind == "ours":
+            model = tiny_model(61, layers=layers)
+        else:
+            model = HuggingFaceModel(tiny_huggingface(kind, num_hidden_layers=layers))
+            assert model.packing(SLOTS).reason is None
+        for compiled in (False, True):
+            for block in model.blocks if compiled else ():
+                block.compile(backend=counted)
+            model.zero_grad()
+            for row in rows(4):
+                backward_in_parts(model, model.tensors(row), 4, loss_of_part)
+            found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        for mine, due in zip(found.pop(), found.pop(), strict=True):
+            torch.testing.assert_close(mine, due)
+        counts.append(len(graphs))
+    assert counts[0] > 0
+    assert counts[1] == counts[0]
+
+
+def loss_of_part(hidden: Any, _: Any, weights: Any) -> torch.Tensor:
+    return (hidden[0].square().mean(-1) * weights[0]).sum()
 
 
 def test_calls_are_left_out_of_graphs() -> None:

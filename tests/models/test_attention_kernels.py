@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from makers.rows import random_row
 from makers.trees import random_forest
-from penstock.models.attention import choose, kernels, varlen
+from penstock.models.attention import RowAttend, RowAttention, choose, kernels, varlen
+from penstock.models.attention.calls import Scores
 from penstock.models.attention.kernels import attend_heads, kernels_for, only_math, sdpa
-from penstock.models.attention.row_attention import Scores
 from penstock.plan.inputs import AttentionRule
 
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
@@ -128,7 +128,7 @@ def test_no_call_of_ours_asks_torch_for_grouped_heads(monkeypatch: pytest.Monkey
     """Rows with windows and prefixes, caches, and parts of rows, on any device but the CPU."""
     from model_makers import tiny
 
-    from penstock.models.attention.backends import prepare_calls
+    from penstock.models.attention.calls import prepare_calls
 
     torchs, seen = functional.scaled_dot_product_attention, []
 
@@ -217,3 +217,16 @@ def test_heads_without_groups_are_as_they_were() -> None:
         *(x.transpose(0, 1)[None] for x in (q, k, v)), is_causal=True
     )
     assert torch.equal(attend_heads(q, k, v, causal=True), due[0].transpose(0, 1))
+
+
+def test_what_runs_is_said() -> None:
+    rule = make_rule([(7, 0)])
+    for windows, due in (
+        ((), "per_document"),
+        ((4,), "per_document, windows of 4"),
+        ((9, None, 4, None), "per_document, windows of 4 and 9 and all"),
+    ):
+        attend = RowAttend.of(
+            windows, lambda one: RowAttention.of(rule, device=CPU, dtype=SINGLE, window=one)
+        )
+        assert attend.describe() == due

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 
 from penstock.models.attention import RowAttention, flex_mask_mod
-from penstock.models.attention.backends import Scores
+from penstock.models.attention.calls import Scores
 from penstock.models.attention.flex import FLEX, block_mask, window_mask_mod
 from penstock.plan.inputs import AttentionRule
 

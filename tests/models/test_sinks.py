@@ -17,9 +17,9 @@ from varlen_twin import varlen_on_the_cpu
 from makers.models import tiny_huggingface
 from makers.rows import LENGTHS, random_row
 from penstock.models.attention import RowAttention
-from penstock.models.attention.backends import attend_documents, prepare_calls
+from penstock.models.attention.backends import attend_documents
+from penstock.models.attention.calls import Scores, prepare_calls
 from penstock.models.attention.flex import FLEX
-from penstock.models.attention.row_attention import Scores
 from penstock.models.attention.slices import prepare_slice
 from penstock.models.attention.varlen import attend_with_sinks
 from penstock.models.ours.micro_sequences import attend_past

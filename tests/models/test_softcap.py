@@ -16,7 +16,7 @@ from test_micro_sequences import assert_same, cut, whole
 
 from makers.rows import LENGTHS, random_row
 from penstock.core.errors import ConfigError
-from penstock.models.attention.backends import Scores
+from penstock.models.attention.calls import Scores
 from penstock.models.attention.flex import FLEX
 from penstock.models.attention.windows import attention_of
 from penstock.models.exporting import export

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError
 from penstock.models.attention import RowAttend, RowAttention, slice_attention
-from penstock.models.attention.windows import attention_of
 from penstock.plan.inputs import IGNORE, AttentionRule, RowSlice
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.torch_tensors import to_torch, unknown_id
@@ -90,8 +89,8 @@ class RowTensors:
         place = torch.device(device)
 
         def attention(window: int | None) -> RowAttention:
-            return attention_of(
-                rule, window, device=place, dtype=dtype, backend=backend, softcap=softcap
+            return RowAttention.of(
+                rule, device=place, dtype=dtype, backend=backend, window=window, softcap=softcap
             )
 
         return cls(

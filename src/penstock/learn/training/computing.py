@@ -106,6 +106,33 @@ def compile_blocks(model: LanguageModel) -> None:
         block.compile()
 
 
+def in_words(model: LanguageModel, settings: TrainSettings, ranks: int, attention: str) -> str:
+    """How a model computes, for the start of a run.
+
+    Args:
+        model: As it is trained.
+        settings: How to train.
+        ranks: Processes that hold the weights once, where they are sharded.
+        attention: What runs in its rows, in words; empty: its own.
+    """
+    weights = {weight.dtype for weight in model.parameters() if weight.requires_grad}
+    wide = [str(one).removeprefix("torch.") for one in weights - {model.compute_dtype}]
+    blocks = blocks_of(model)
+    known = f"{len(blocks)} blocks"
+    parts = [
+        str(model.compute_dtype).removeprefix("torch.")
+        + (f" (weights {', '.join(sorted(wide))})" if wide else ""),
+        f"attention {attention}" if attention else "attention of the model's own",
+        f"{known} compiled" if settings.compile else "",
+        f"activation checkpointing {settings.activation_checkpointing}"
+        if settings.activation_checkpointing != "none"
+        else "",
+        f"sharded over {ranks}" if settings.shard else "",
+        "" if blocks else "blocks not known: neither compiled, sharded nor checkpointed",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
 def kept_bytes(model: LanguageModel, settings: TrainSettings, dtype: torch.dtype) -> int:
     """About what a pass keeps of each slot for the backward pass: without checkpoints, the inputs
     and outputs of all linear layers; with them, of each block its input, and what attention gave.

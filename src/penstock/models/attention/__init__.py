@@ -42,6 +42,7 @@ from penstock.models.attention.row_attention import (
     attend,
     choose,
 )
+from penstock.models.attention.varlen import flash_name
 
 __all__ = [
     "BACKENDS",
@@ -52,6 +53,7 @@ __all__ = [
     "RowAttention",
     "attend",
     "choose",
+    "flash_name",
     "flex_mask_mod",
     "gather_slots",
     "slice_attention",

@@ -29,7 +29,9 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
-from penstock.models.attention.backends import PLAIN, Attend, Backend, Scores
+from penstock.models.attention.backends import Backend
+from penstock.models.attention.calls import PLAIN, Attend, Scores
+from penstock.models.attention.kernels import moved
 from penstock.models.attention.sinks import add_sinks
 from penstock.plan.inputs import AttentionRule
 
@@ -150,23 +152,19 @@ def _in_order(blocks: Array, device: torch.device) -> tuple[torch.Tensor, torch.
     """
     counts = blocks.sum(1, dtype=np.int32)
     order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
-    return torch.from_numpy(counts[None, None]).to(device), torch.from_numpy(order[None, None]).to(
-        device
-    )
+    return moved(counts[None, None], device), moved(order[None, None], device)
 
 
 def _prepare(
     rule: AttentionRule, device: torch.device, dtype: torch.dtype, scores: Scores
 ) -> Attend:
-    ids = torch.from_numpy(rule.document_ids).to(device)
+    ids = moved(rule.document_ids, device)
     if rule.forked:
-        mask_mod = tree_mask_mod(torch.from_numpy(rule.ends).to(device)[ids])
+        mask_mod = tree_mask_mod(moved(rule.ends, device)[ids])
     else:
-        mask_mod = flex_mask_mod(
-            ids, torch.from_numpy(rule.prefix).to(device) if rule.bidirectional else None
-        )
+        mask_mod = flex_mask_mod(ids, moved(rule.prefix, device) if rule.bidirectional else None)
     if scores.window is not None:
-        positions = torch.from_numpy(rule.positions).to(device) if rule.forked else None
+        positions = moved(rule.positions, device) if rule.forked else None
         mask_mod = window_mask_mod(mask_mod, scores.window, positions)
     blocks = block_mask(rule, mask_mod, device, scores.window)
     call = _compiled() if device.type == "cuda" else _unfused

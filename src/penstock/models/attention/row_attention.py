@@ -24,14 +24,13 @@ from penstock.core.errors import ConfigError
 from penstock.models.attention.backends import (
     DENSE,
     PER_DOCUMENT,
-    PLAIN,
     VARLEN,
-    Attend,
     Backend,
-    Scores,
 )
+from penstock.models.attention.calls import PLAIN, Attend, Scores
 from penstock.models.attention.flex import FLEX
 from penstock.models.attention.kernels import HALF
+from penstock.models.attention.varlen import flash_name
 from penstock.plan.inputs import AttentionRule
 from penstock.plan.inputs.requirements import InputRequirements
 
@@ -201,6 +200,18 @@ class RowAttend:
     def window(self) -> int | None:
         """The smallest; None: no layer has one."""
         return min((one for one in self.by_window if one is not None), default=None)
+
+    def describe(self) -> str:
+        """What runs, in words: "varlen (FlashAttention 2), windows of 512 and all"."""
+        [(backend, device)] = {(one.backend, one.device.type) for one in self.by_window.values()}
+        kernel = flash_name(device) if backend == "varlen" else ""
+        limits = sorted(one for one in self.by_window if one is not None)
+        windows = [*map(str, limits), *["all"] * (None in self.by_window)]
+        return (
+            backend
+            + (f" ({kernel})" if kernel else "")
+            + (f", windows of {' and '.join(windows)}" if limits else "")
+        )
 
     def __call__(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of one layer, by its window."""

@@ -40,11 +40,9 @@ def capped_attention(
     Returns:
         [..., heads, queries, dim].
     """
-    k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
     # Half precision would round away what is left of scores near the limit.
-    scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * q.shape[
-        -1
-    ] ** -0.5
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = _products(q, k.transpose(-1, -2)).to(wide) * q.shape[-1] ** -0.5
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()
     if mask is not None:
@@ -54,7 +52,16 @@ def capped_attention(
     else:
         sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
         shares = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
-    out: Tensor = shares.to(q.dtype) @ v
+    return _products(shares.to(q.dtype), v)
+
+
+def _products(x: Tensor, by_key_head: Tensor) -> Tensor:
+    """[..., heads, n, a] × [..., kv_heads, a, b] → [..., heads, n, b], without a copy of the second
+    for each head of a group.
+    """
+    heads, n, kv_heads = x.shape[-3], x.shape[-2], by_key_head.shape[-3]
+    grouped = x.unflatten(-3, (kv_heads, heads // kv_heads)).flatten(-3, -2)
+    out: Tensor = (grouped @ by_key_head).unflatten(-2, (heads // kv_heads, n)).flatten(-4, -3)
     return out
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
 from penstock.models.attention.compiling import any_number
+from penstock.models.attention.kernels import moved
 from penstock.models.attention.sinks import add_sinks, sink_gradients
 
 FLASH3 = "flash_attn_interface"
@@ -81,19 +82,10 @@ class Bounds:
     @classmethod
     def of(cls, queries: Array, keys: Array, device: torch.device) -> "Bounds":
         """Of cumulative lengths on the CPU; a GPU gets them without being waited for."""
-        made = moved(queries, device)
+        made = any_number(moved(queries, device))
         longest = [int((bounds[1:] - bounds[:-1]).max()) for bounds in (queries, keys)]
-        return cls(made, made if keys is queries else moved(keys, device), *longest)
-
-
-def moved(bounds: Array, device: torch.device) -> Tensor:
-    """An array on a device, its length any number; a copy from page-locked memory that waits for
-    nothing.
-    """
-    made = torch.from_numpy(bounds)
-    if device.type == "cuda" and torch.cuda.is_available():
-        made = made.pin_memory()
-    return any_number(made.to(device, non_blocking=True))
+        same = keys is queries
+        return cls(made, made if same else any_number(moved(keys, device)), *longest)
 
 
 def prepare_varlen(

@@ -284,6 +284,7 @@ class _Part:
                 backend=how.backend,
                 softcap=how.softcap,
             )
+        self._attend = outside_graphs(_attend)
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
         self._leaves: dict[int, tuple[Tensor, Tensor]] = {}
         self.borders = Borders([0, *local[:, 2]], row.tokens.device)
@@ -323,13 +324,12 @@ class _Part:
         """`LayerAttend` with the past included; stores keys and values, or keeps them in the
         graph.
         """
-        out: Tensor = outside_graphs(_attend)(self, layer.place, q, k, v, layer.sinks)
+        out: Tensor = self._attend(self, layer, q, k, v)
         return out
 
-    def attend_now(
-        self, place: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
-    ) -> Tensor:
-        """`attend` of the layer at a place."""
+    def attend_now(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """`attend`, as it is: what it keeps differs by layer."""
+        place, sinks = layer.place, layer.sinks
         if torch.is_grad_enabled():
             self._own[place] = (k, v)
         else:
@@ -374,7 +374,5 @@ class _Part:
             )
 
 
-def _attend(
-    part: _Part, place: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
-) -> Tensor:
-    return part.attend_now(place, q, k, v, sinks)
+def _attend(part: _Part, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return part.attend_now(layer, q, k, v)

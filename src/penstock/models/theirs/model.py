@@ -275,7 +275,9 @@ class HuggingFaceModel(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], in float32 or wider."""
         scores: Tensor = (
-            hidden if self._decoder is None else self._decoder.logits(self.inner, hidden)
+            hidden
+            if self._decoder is None
+            else self._decoder.logits(self.inner, hidden.to(self.compute_dtype))
         )
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 

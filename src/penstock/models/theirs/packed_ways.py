@@ -93,10 +93,10 @@ class PackedWays:
                 )
         return self._verdicts[slots]
 
-    def _follow(self, other: "PackedWays") -> None:
+    def _follow(self, other: Any) -> None:
         """Run rows as another of the same model does."""
         self._ways, self._called = other._ways, other._called
-        self._attends: bool = other._attends
+        self._windows, self._softcap = other._windows, other._softcap
 
     def describe(self) -> str:
         """The way in use, in words; what runs with it must have been asked of `packing` before."""

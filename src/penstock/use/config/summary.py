@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from penstock.core.arrays import Int64
+from penstock.learn.training.checks import trial_row
+from penstock.learn.training.computing import in_words
 from penstock.models import ModelSettings
 from penstock.models.recurrent.choice import recurrent_operations
 from penstock.plan.loader.loader import Loader
@@ -48,6 +50,7 @@ def describe(trainer: "Trainer", model: ModelSettings | str | None) -> list[tupl
             "steps",
             f"{f'{first + 1:,} to ' if first else ''}{trainer.steps:,}, at most {slots:,} tokens",
         ),
+        ("computation", _computation(trainer)),
         *([("documents of a row", way)] if way else []),
         *([("recurrent operations", recurrent.describe())] if recurrent.backends else []),
         *([("reference model", f"{4 * held / 1e6:,.1f} MB a rank")] if held else []),
@@ -78,6 +81,16 @@ def _packing_way(trainer: "Trainer") -> str:
     begins = np.array([piece.begin for piece in pieces], np.int64)
     ends = begins + np.array([piece.num_tokens for piece in pieces], np.int64)
     return f"{way} (the first row: {model.packing_cost(begins, ends)})"
+
+
+def _computation(trainer: "Trainer") -> str:
+    """In which dtype, by which attention, in which blocks."""
+    model, settings, ranks = trainer.model, trainer.settings, trainer.ranks
+    # A part of a row that several ranks share has attention of its own.
+    ours = model.uses_our_attention and ranks.context.size == 1
+    row = model.tensors(trial_row(trainer.loader), settings.attention) if ours else None
+    over = settings.shard_over or ranks.place.size
+    return in_words(model, settings, over, "" if row is None else row.attend.describe())
 
 
 def _shared(ranks: "Ranks") -> str:
