@@ -106,7 +106,9 @@ class HuggingFaceModel(nn.Module):
         self._decoder: Decoder | None = None
         self.fit = AttentionFit(inner.config._attn_implementation)
         self._twin = Twin(self)
-        truth = None if self.is_on_meta else true_logits(inner)
+        trial = self.trial_model
+        # Of a model with a twin, rounding would hide what the twin was asked when it was made.
+        truth = None if self.is_on_meta else true_logits(inner, causal=trial is self)
         self.rotary = rotary_limit(inner)
         self.logits_width = (
             num_rows(inner.get_output_embeddings() or inner.get_input_embeddings())
@@ -115,7 +117,6 @@ class HuggingFaceModel(nn.Module):
         )
         self.images = ImageWays(self)
         self.generation = Generation(self, self.images)
-        trial = self.trial_model
         if trial is self and truth is None:
             raise ConfigError(
                 f"{describe(self)}: its layers cannot be told apart, so it cannot be tried before "

@@ -84,12 +84,13 @@ def make_twin(
     for layers, narrow in ((first, True), (first, False), (len(blocks), True)):
         config = copy.deepcopy(inner.config)
         text: Any = text_config(type("_", (), {"config": config}))
-        _cut_layers(text, len(blocks), layers)
-        if narrow:
-            _narrow(config, text)
         try:
+            _cut_layers(text, len(blocks), layers)
+            if narrow:
+                _narrow(config, text)
             with _same_draws(device):
                 made = _made(inner, config, attention).to(device)
+                _strengthen(made)
         except torch.OutOfMemoryError:
             raise
         except Exception:  # settings of transformers may refuse a cut in any way
@@ -105,6 +106,22 @@ def _made(inner: "PreTrainedModel", config: Any, attention: str) -> "PreTrainedM
         config, dtype=torch.float32, attn_implementation=attention
     )
     return made
+
+
+@torch.no_grad()
+def _strengthen(made: nn.Module) -> None:
+    """Make matrices so large that tokens depend on each other: initial weights are small, or zero,
+    and a leak through several of them is hardly more than rounding.
+    """
+    for weight in made.parameters():
+        if weight.ndim < 2 or weight.numel() < 2:
+            continue
+        wanted = weight.shape[-1] ** -0.5
+        if 0 < (found := float(weight.std())) < wanted:
+            weight.mul_(wanted / found)
+        # A token's row, too: that of padding, which a norm may not like.
+        empty = ~weight.any(-1, keepdim=True)
+        weight.add_(torch.randn_like(weight) * wanted * empty)
 
 
 def _kinds(blocks: Sequence[nn.Module]) -> list[object]:
