@@ -12,6 +12,7 @@ import pytest
 import torch
 from varlen_twin import varlen_on_the_cpu
 
+from makers.architectures import make_small
 from makers.models import tiny_huggingface, tiny_model
 from makers.rows import random_row
 from penstock.learn.training.computing import compile_blocks
@@ -216,7 +217,8 @@ def test_calls_are_left_out_of_graphs() -> None:
     assert len(graphs) <= 4
 
 
-def test_recurrences_and_experts_are_left_out_of_graphs(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("kind", ["ours", "bamba", "qwen3_next"])
+def test_recurrences_and_experts_are_left_out_of_graphs(kind: str, monkeypatch: Any) -> None:
     """What they do differs too much from row to row."""
     graphs: list[Any] = []
 
@@ -227,12 +229,16 @@ def test_recurrences_and_experts_are_left_out_of_graphs(monkeypatch: Any) -> Non
     monkeypatch.setattr(
         torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=counted)
     )
-    blocks = {
-        "delta": BlockSettings(mixer="gated_delta"),
-        "mamba": BlockSettings(mixer="mamba"),
-        "full": BlockSettings(experts=3),
-    }
-    model = tiny_model(61, layers=9, blocks=blocks, pattern=("delta", "mamba", "full"))
+    if kind == "ours":
+        blocks = {
+            "delta": BlockSettings(mixer="gated_delta"),
+            "mamba": BlockSettings(mixer="mamba"),
+            "full": BlockSettings(experts=3),
+        }
+        model: Any = tiny_model(61, layers=9, blocks=blocks, pattern=("delta", "mamba", "full"))
+    else:
+        model = HuggingFaceModel(make_small(kind).train())
+        assert "our attention, and our recurrent" in model.packing(SLOTS).way
     model.begin_step(seed=0, number=0, tokens=1)
     compile_blocks(model)
     counts = []

@@ -21,6 +21,8 @@ from penstock.models.ours.experts import Experts
 from penstock.models.ours.transformer import Transformer
 from penstock.models.own_model import OwnModel
 from penstock.models.recurrent.mixers import Mixer
+from penstock.models.theirs.model import HuggingFaceModel
+from penstock.models.theirs.recurrence import leave_out_of_graphs
 
 
 def precision_of(settings: TrainSettings, model: LanguageModel) -> torch.dtype:
@@ -105,6 +107,8 @@ def compile_blocks(model: LanguageModel) -> None:
             if isinstance(module, Experts | Mixer):
                 module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
         block.compile()
+    if isinstance(model, HuggingFaceModel):
+        leave_out_of_graphs(model.inner)
 
 
 def in_words(model: LanguageModel, settings: TrainSettings, ranks: int, attention: str) -> str:
