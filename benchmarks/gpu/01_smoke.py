@@ -3,14 +3,14 @@
 python benchmarks/gpu/01_smoke.py --output results
 """
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import penstock as ps
-from common import Data, Figures, MissingError, Report, folder, own_model, their_model, train
-from penstock.core.errors import ConfigError
-from penstock.models.settings import BlockSettings
+from common import Data, Figures, Report, folder, need, own_model, their_model, train
+from penstock.models.settings import BlockSettings, VisionSettings
 
 WINDOWS = {
     "blocks": {"local": BlockSettings(sliding_window=16), "global": BlockSettings()},
@@ -83,6 +83,42 @@ class Smoke:
         )
         return {"loss_last": ps.open_run(self.place / "student").metrics[-1]["loss"]}
 
+    def images(self) -> Figures:
+        """Our transformer with a vision tower, on made-up pictures."""
+        pictures, size = need("PIL.Image"), 32 if self.report.toy else 224
+        place = self.place / "pictures"
+        (place / "processor").mkdir(parents=True)
+        lines = []
+        for number in range(12):
+            pictures.new("RGB", (size, size), (number * 20, 80, 160)).save(place / f"{number}.png")
+            asked = {"role": "user", "content": f"<image>\nWhat is this, number {number}?"}
+            answer = {"role": "assistant", "content": "a word " * (1 + number % 5)}
+            record = {"messages": [asked, answer], "images": [f"{number}.png"]}
+            lines.append(json.dumps(record))
+        (place / "chats.jsonl").write_text("\n".join(lines))
+        tokenizer = ps.train_tokenizer(
+            ["What is this, number? user assistant a word"] * 5,
+            vocab_size=300,
+            special_tokens=["<|im_start|>", "<|im_end|>", "<image>"],
+            output=place / "tokenizer",
+            progress=False,
+        )
+        processor = ps.media.PatchProcessor(tokenizer, image_size=size, patch=size // 4)
+        processor.save(place / "processor")
+        data = ps.prepare(
+            place / "chats.jsonl",
+            tokenizer=place / "processor",
+            processor=place / "processor",
+            output=place / "data",
+            template="auto",
+            on_missing_terminator="allow",
+            progress=False,
+        )
+        vision = {"image_token": processor.slot_id, "image_size": size, "patch": size // 4}
+        tower = {"vision": VisionSettings(**vision, layers=2, width=64, heads=2)}
+        loader = ps.Loader(data, sequence_length=256, rows_per_step=2, packing="none")
+        return train(self.report, own_model(self.report, **tower), loader, steps=self.steps)
+
     def one_rank(self) -> Figures:
         """Sharded on a mesh of one, which runs FSDP's paths."""
         there = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
@@ -90,8 +126,6 @@ class Smoke:
         os.environ.update(there | {"MASTER_PORT": "29541"})
         try:
             return self.own(shard=True)
-        except ConfigError as error:
-            raise MissingError(str(error)) from None
         finally:
             os.environ.clear()
             os.environ.update(before)
@@ -123,6 +157,7 @@ def main() -> None:
             "preference": lambda: smoke.answers(preference="dpo"),
             "policy": lambda: smoke.answers(policy="cispo"),
             "teacher": smoke.teacher,
+            "images": smoke.images,
             "a mesh of one": smoke.one_rank,
         }
         if not report.toy:

@@ -2,10 +2,15 @@
 optimizer, written beside the training.
 """
 
+import shutil
+
 import numpy as np
 import pytest
+import torch
 from training_makers import train, values
 
+import penstock as ps
+from makers.models import tiny_huggingface
 from makers.ranks import run_processes
 from penstock.learn.training.metrics import read_metrics
 
@@ -32,33 +37,41 @@ OPTIMIZERS = {
     "muon": ["training.optimizer.kind=muon"],
 }
 SHARD = ["training.shard=true", "training.checkpoints.asynchronous=true"]
+THEIRS = "llama"
 # The end of a run, by how it begins.
 PLANS = {
     f"{before} {after} {kind}": (before, after, kind)
     for before in ("sharded", "copied")
     for after in ("sharded", "copied", "one")
-    for kind in (OPTIMIZERS if before == "sharded" else ["adamw"])
+    for kind in ([*OPTIMIZERS, THEIRS] if before == "sharded" else ["adamw"])
 }
 
 
 def options(way, kind):
-    return [*(SHARD if way == "sharded" else []), *OPTIMIZERS[kind]]
+    of_kind = ["model=hf:BASE"] if kind == THEIRS else OPTIMIZERS[kind]
+    return [*(SHARD if way == "sharded" else []), *of_kind]
 
 
 @pytest.fixture(scope="module")
 def runs(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("resharding")
-    four = [(name, *options(before, kind)) for name, (before, _, kind) in PLANS.items()]
-    two = [
-        (name, *options(after, kind)) for name, (_, after, kind) in PLANS.items() if after != "one"
-    ]
+    vocabulary = ps.open_dataset(data / "data" / "train").tokenizer.vocab_size
+    inner = tiny_huggingface(vocab_size=vocabulary, tie_word_embeddings=True)
+    inner.save_pretrained(folder / "base")
+
+    def here(kind, *begun):
+        return [one.replace("BASE", f"{folder}/base") for one in options(*begun, kind)]
+
+    four = [(name, *here(kind, before)) for name, (before, _, kind) in PLANS.items()]
+    two = [(name, *here(kind, after)) for name, (_, after, kind) in PLANS.items() if after != "one"]
     run_processes(folder / "four.py", SCRIPT, data, folder, 5, repr(four), processes=4)
     run_processes(folder / "two.py", SCRIPT, data, folder, 0, repr(two), processes=2)
-    for kind in OPTIMIZERS:
-        train(data, folder / kind, "training.steps=6", *options("one", kind))
+    shutil.copytree(folder / f"sharded one {THEIRS}", folder / "of four")
+    for kind in (*OPTIMIZERS, THEIRS):
+        train(data, folder / kind, "training.steps=6", *here(kind, "one"))
     for name, (_, after, kind) in PLANS.items():
         if after == "one":
-            train(data, folder / name, "training.steps=6", *options("one", kind), resume=True)
+            train(data, folder / name, "training.steps=6", *here(kind, "one"), resume=True)
     return folder
 
 
@@ -70,3 +83,20 @@ def test_losses_are_those_of_one_process(runs, name):
     # Muon's matrix products are in bfloat16, and are cut otherwise on other ranks.
     tolerance = 5e-3 if kind == "muon" else 2e-6
     np.testing.assert_allclose(values(found), values(due), rtol=tolerance)
+
+
+def test_a_sharded_model_of_transformers_is_used_like_any_other(runs, tmp_path):
+    """Its weights have the names of its module, not those on the disk of transformers."""
+    run = ps.open_run(runs / "of four")
+    assert len(list((run.model / "weights.shards").iterdir())) == 4
+    model = ps.load_model(run.path)
+    run.export(tmp_path / "out")
+    exported = ps.load_model(tmp_path / "out").state_dict()
+    own = model.state_dict()
+    # Exported, it is a plain Llama, with our names.
+    table = next(one for name, one in exported.items() if "embed" in name)
+    assert torch.equal(table, own["inner.model.embed_tokens.weight"])
+    assert (
+        own["inner.lm_head.weight"].data_ptr() == own["inner.model.embed_tokens.weight"].data_ptr()
+    )
+    assert run.sample("the", max_tokens=3)
