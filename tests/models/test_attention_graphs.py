@@ -4,6 +4,7 @@ breaks.
 
 import sys
 from collections.abc import Iterator
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 import torch
 from varlen_twin import varlen_on_the_cpu
 
+from makers.architectures import make_small
 from makers.models import tiny_huggingface, tiny_model
 from makers.rows import random_row
+from penstock.learn.training.computing import compile_blocks
 from penstock.learn.training.losses import row_loss
 from penstock.models.attention import RowAttention
 from penstock.models.attention.calls import prepare_calls
@@ -212,6 +215,37 @@ def test_calls_are_left_out_of_graphs() -> None:
         )
         torch.testing.assert_close(compiled(x, attention), layer(x, attention))
     assert len(graphs) <= 4
+
+
+@pytest.mark.parametrize("kind", ["ours", "bamba", "qwen3_next"])
+def test_recurrences_and_experts_are_left_out_of_graphs(kind: str, monkeypatch: Any) -> None:
+    """What they do differs too much from row to row."""
+    graphs: list[Any] = []
+
+    def counted(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=counted)
+    )
+    if kind == "ours":
+        blocks = {
+            "delta": BlockSettings(mixer="gated_delta"),
+            "mamba": BlockSettings(mixer="mamba"),
+            "full": BlockSettings(experts=3),
+        }
+        model: Any = tiny_model(61, layers=9, blocks=blocks, pattern=("delta", "mamba", "full"))
+    else:
+        model = HuggingFaceModel(make_small(kind).train())
+        assert "our attention, and our recurrent" in model.packing(SLOTS).way
+    model.begin_step(seed=0, number=0, tokens=1)
+    compile_blocks(model)
+    counts = []
+    for row in rows(12):
+        row_loss(model, model.tensors(row), float(SLOTS)).loss.backward()
+        counts.append(len(graphs))
+    assert counts[-1] == counts[1] <= 12
 
 
 def test_trials_and_generation_take_no_graphs() -> None:

@@ -20,6 +20,9 @@ from penstock.models.casting import freeze_in
 from penstock.models.ours.experts import Experts
 from penstock.models.ours.transformer import Transformer
 from penstock.models.own_model import OwnModel
+from penstock.models.recurrent.mixers import Mixer
+from penstock.models.theirs.model import HuggingFaceModel
+from penstock.models.theirs.recurrence import leave_out_of_graphs
 
 
 def precision_of(settings: TrainSettings, model: LanguageModel) -> torch.dtype:
@@ -93,17 +96,19 @@ def compile_blocks(model: LanguageModel) -> None:
 
     Attention is a single operation in it. What differs from row to row, the number of documents,
     becomes dynamic when it first changes: with `dynamic=False`, torch would compile a block again
-    for each number. How many tokens an expert gets differs too much to be foreseen: experts of ours
-    stay as they are.
+    for each number. How many tokens an expert gets differs too much to be foreseen, and recurrences
+    cut documents into chunks: experts and recurrences of ours stay as they are.
 
     Raises:
         ConfigError: The model has no blocks.
     """
     for block in require_blocks(model, "compile"):
         for module in block.modules():
-            if isinstance(module, Experts):
+            if isinstance(module, Experts | Mixer):
                 module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
         block.compile()
+    if isinstance(model, HuggingFaceModel):
+        leave_out_of_graphs(model.inner)
 
 
 def in_words(model: LanguageModel, settings: TrainSettings, ranks: int, attention: str) -> str:
