@@ -16,6 +16,7 @@ from makers.rows import random_row
 from penstock.learn.training.losses import row_loss
 from penstock.models.attention import RowAttention
 from penstock.models.attention.calls import prepare_calls
+from penstock.models.isolation.documents import try_isolation
 from penstock.models.ours.micro_sequences import backward_in_parts
 from penstock.models.settings import BlockSettings
 from penstock.models.theirs.model import HuggingFaceModel
@@ -26,6 +27,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of torch._dynamo itself
 ]
 SLOTS = 48
+MOST = {"per_document": 1, "varlen": 2}
+"""Graphs of a kind of block: FlashAttention is told the longest document, which torch's compiler
+takes for any number from the second row on.
+"""
 
 MIXED = {"near": BlockSettings(sliding_window=5), "far": BlockSettings()}
 OURS: dict[str, tuple[dict[str, Any], int]] = {
@@ -107,7 +112,7 @@ def test_our_transformer(kind: str, backend: str, monkeypatch: Any) -> None:
         pytest.skip("varlen has no soft cap")
     model = tiny_model(61, **settings)
     with varlen_on_the_cpu(monkeypatch):
-        assert graphs_of(model, model.blocks, backend) <= 2 * kinds
+        assert graphs_of(model, model.blocks, backend) <= MOST[backend] * kinds
 
 
 @pytest.mark.parametrize("backend", ["per_document", "varlen"])
@@ -120,7 +125,7 @@ def test_models_of_transformers(kind: str, backend: str, monkeypatch: Any) -> No
     with varlen_on_the_cpu(monkeypatch):
         found = graphs_of(model, model.blocks, backend, 20)
     assert model.uses_our_attention
-    assert found <= 2 * kinds
+    assert found <= MOST[backend] * kinds
 
 
 @pytest.mark.parametrize("backend", ["per_document", "varlen"])
@@ -207,3 +212,21 @@ def test_calls_are_left_out_of_graphs() -> None:
         )
         torch.testing.assert_close(compiled(x, attention), layer(x, attention))
     assert len(graphs) <= 4
+
+
+def test_trials_and_generation_take_no_graphs() -> None:
+    model, graphs = tiny_model(61, dtype=torch.float64), []
+
+    def counted(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    for block in model.blocks:
+        block.compile(backend=counted)
+    try_isolation(model, lambda model, row: model.logits(model(model.tensors(row)))[0])
+    cache = model.new_cache(1, 8)
+    for width in (4, 1, 1):
+        model.extend(torch.ones(1, width, dtype=torch.int64), torch.tensor([width]), cache)
+    assert not graphs
+    model(model.tensors(next(rows(1))))
+    assert len(graphs) == 1

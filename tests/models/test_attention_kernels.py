@@ -11,6 +11,8 @@ from torch.nn import functional
 
 from makers.rows import random_row
 from makers.trees import random_forest
+from penstock.learn.training import determinism
+from penstock.learn.training.settings import TrainSettings
 from penstock.models.attention import RowAttend, RowAttention, choose, kernels, varlen
 from penstock.models.attention.calls import Scores
 from penstock.models.attention.kernels import attend_heads, kernels_for, only_math, sdpa
@@ -209,6 +211,19 @@ def test_flash_3_is_switched_on_where_it_is(
     assert varlen.flash_name.__wrapped__("cuda") == due
     assert switched == (["FA3"] if due == "FlashAttention 3" else [])
     assert varlen.flash_name.__wrapped__("cpu") == ""
+
+
+@pytest.mark.parametrize(
+    ("flash", "due"),
+    [("", "auto"), ("FlashAttention 2", "auto"), ("FlashAttention 3", "auto (FlashAttention 3)")],
+)
+def test_a_resumed_run_knows_its_flash(
+    flash: str, due: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version rounds otherwise."""
+    monkeypatch.setattr(determinism, "flash_name", lambda _: flash)
+    bits = determinism.bit_settings(TrainSettings(), CPU, 1, 1, "bfloat16", None)
+    assert bits.attention == due
 
 
 def test_heads_without_groups_are_as_they_were() -> None:

@@ -2,6 +2,8 @@
 models.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,6 +12,7 @@ from training_makers import losses, make, train, values
 import penstock as ps
 from makers.models import tiny_huggingface
 from penstock.core.errors import ConfigError
+from penstock.learn.training import memory
 from penstock.learn.training.computing import kept_bytes, precision_of
 from penstock.learn.training.settings import TrainSettings
 from penstock.models.building import build_model
@@ -154,3 +157,36 @@ def test_the_start_says_how_the_model_computes(data, theirs, tmp_path):
     assert dict(describe(trainer, model))["computation"] == (
         "bfloat16 (weights float32) · attention per_document · activation checkpointing selective"
     )
+
+
+def test_a_row_that_does_not_fit_names_what_would_make_it_fit(data, theirs, tmp_path, monkeypatch):
+    trainer = make(data, tmp_path / "run", STEPS, f"model=hf:{theirs}")
+    model, plain = trainer.model, trainer.settings
+    full = replace(plain, activation_checkpointing="full")
+    sizes = {
+        one.activation_checkpointing: memory.held_bytes(model, one, 1)
+        + 4096 * kept_bytes(model, one, torch.float32)
+        for one in (plain, full)
+    }
+    there = (sizes["none"] + sizes["full"]) // 2
+    monkeypatch.setattr(memory, "device_memory", lambda device: there)
+    device = torch.device("cpu")
+    with pytest.raises(
+        ConfigError, match=r"4,096 slots.*activation_checkpointing to (selective|full)"
+    ):
+        memory.check_room(model, plain, device, 1, 4096)
+    memory.check_room(model, full, device, 1, 4096)
+    with pytest.raises(ConfigError, match=r"lower data\.loader\.sequence_length") as found:
+        memory.check_room(model, full, device, 1, 1 << 20)
+    assert "activation_checkpointing" not in str(found.value)
+
+
+def test_a_step_without_memory_says_what_lowers_it(data, tmp_path, monkeypatch):
+    trainer = make(data, tmp_path / "run", STEPS)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB. GPU 0 has none")
+
+    monkeypatch.setattr(type(trainer._gradients), "add", full)
+    with pytest.raises(ConfigError, match=r"2\.00 GiB\).*rows_per_pass.*selective, then full"):
+        list(trainer.train())

@@ -41,7 +41,7 @@ from penstock.learn.training.distributed import Ranks, with_gradients
 from penstock.learn.training.evaluators import Evaluator, evaluate, scheduled
 from penstock.learn.training.held_out_preference import HeldOutPreference
 from penstock.learn.training.loss_groups import LossGroups, LossSums, inner_of, means
-from penstock.learn.training.memory import rows_per_pass
+from penstock.learn.training.memory import check_room, no_room, rows_per_pass
 from penstock.learn.training.metrics import METRICS, read_metrics
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.own import LossOfOwn, OwnState, load_on_step
@@ -134,6 +134,8 @@ class Trainer:
             say(notice)
         if ranks.several:
             check_values(contents(model, distiller, self._paths, evaluators))
+        length = loader.settings.sequence_length
+        check_room(model, settings, ranks.device, ranks.place.size, length)
         self.rows_per_pass = ranks.least(
             rows_per_pass(model, loader, settings, taught=distiller is not None)
         )
@@ -347,6 +349,8 @@ class Trainer:
                     self.state.owed["record"] = record
                 yield step, record
                 waited = time.monotonic()
+        except torch.OutOfMemoryError as error:
+            raise no_room(error, self.settings, self.rows_per_pass) from error
         except PenstockError:
             trained = self._trained
             if trained is not None and self.state.saved <= trained.index and not self.ranks.several:

@@ -60,16 +60,18 @@ def sdpa(
     Returns:
         [rows, heads, queries, dim].
     """
-    rows, heads, kv_heads = q.shape[0], q.shape[1], k.shape[1]
+    rows, heads, queries, dim = q.shape
+    _, kv_heads, keys, _ = k.shape
     if heads != kv_heads:
+        group = heads // kv_heads
         if mask is not None and mask.ndim == 4 and mask.shape[0] > 1:
             mask = mask.expand(rows, kv_heads, *mask.shape[2:]).flatten(0, 1)[:, None]
-        q = q.unflatten(1, (kv_heads, -1)).flatten(0, 1)
-        k, v = (x.flatten(0, 1)[:, None].expand(-1, heads // kv_heads, -1, -1) for x in (k, v))
+        q = q.reshape(rows * kv_heads, group, queries, dim)
+        k, v = (x.reshape(rows * kv_heads, 1, keys, -1).expand(-1, group, -1, -1) for x in (k, v))
     if q.is_cuda and not torch.compiler.is_compiling():
         _warn_of_math(q, k, v, mask, causal)
     out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
-    return out if heads == kv_heads else out.unflatten(0, (rows, kv_heads)).flatten(1, 2)
+    return out if heads == kv_heads else out.reshape(rows, heads, queries, -1)
 
 
 def moved(array: Array, device: torch.device) -> Tensor:
