@@ -13,7 +13,7 @@ from python_makers import KillAfter, KilledError, make_model, start
 from training_makers import losses
 
 import penstock as ps
-from penstock.core.errors import OutputError
+from penstock.core.errors import ConfigError, OutputError
 from penstock.learn.training import run_state
 from penstock.learn.training.checkpoints import newest_complete, save_checkpoint
 from penstock.learn.training.saving import Saving
@@ -187,11 +187,17 @@ def test_tied_weights_stay_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("asked", "device", "due"),
-    [(None, "cpu", False), (None, "cuda", True), (True, "cpu", True), (False, "cuda", False)],
+    [("auto", "cpu", False), ("auto", "cuda", True), (True, "cpu", True), (False, "cuda", False)],
 )
 def test_what_is_chosen(asked, device, due):
     settings = CheckpointSettings(asynchronous=asked)
     assert Saving.of(settings, torch.device(device), print).beside is due
+
+
+def test_other_values_are_refused(data, tmp_path):
+    with pytest.raises(ConfigError, match=r"checkpoints\.asynchronous"):
+        start(data, tmp_path / "run", checkpoints={"asynchronous": "sometimes"})
+    start(data, tmp_path / "run", steps=1, warmup_steps=0, checkpoints={"asynchronous": "auto"})
 
 
 def test_lora_beside(data, tmp_path):

@@ -45,7 +45,7 @@ class Saving:
         the time of those that train.
         """
         asked = settings.asynchronous
-        return cls(beside=device.type != "cpu" if asked is None else asked, say=say)
+        return cls(beside=device.type != "cpu" if asked == "auto" else bool(asked), say=say)
 
     def __enter__(self) -> Self:
         return self
