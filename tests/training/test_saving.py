@@ -13,8 +13,10 @@ from python_makers import KillAfter, KilledError, make_model, start
 from training_makers import losses
 
 import penstock as ps
-from penstock.core.errors import OutputError
+from makers.models import tiny_huggingface
+from penstock.core.errors import ConfigError, OutputError
 from penstock.learn.training import run_state
+from penstock.learn.training import saving as saving_module
 from penstock.learn.training.checkpoints import newest_complete, save_checkpoint
 from penstock.learn.training.saving import Saving
 from penstock.learn.training.settings import CheckpointSettings
@@ -54,6 +56,29 @@ def test_the_same_bytes_as_at_a_standstill(data, tmp_path, optimizer):
         # Times, and the setting.
         assert differ <= {"manifest.json", "state.json", "run.yaml"}
         assert beside.keys() == still.keys()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_models_of_transformers(data, tmp_path, tied):
+    """A weight with two names is written once, as transformers does."""
+    vocabulary = ps.open_dataset(data / "data" / "train").tokenizer.vocab_size
+    tiny_huggingface(vocab_size=vocabulary, tie_word_embeddings=tied).save_pretrained(
+        tmp_path / "base"
+    )
+    for beside in (True, False):
+        start(
+            data,
+            tmp_path / str(beside),
+            model=f"hf:{tmp_path / 'base'}",
+            steps=2,
+            warmup_steps=1,
+            checkpoints={**BESIDE, "asynchronous": beside},
+        )
+    written = [
+        files(tmp_path / name / "checkpoints" / "step-00000002" / "model")
+        for name in ("True", "False")
+    ]
+    assert written[0] == written[1]
 
 
 def test_a_killed_run_goes_on(data, tmp_path):
@@ -187,11 +212,36 @@ def test_tied_weights_stay_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("asked", "device", "due"),
-    [(None, "cpu", False), (None, "cuda", True), (True, "cpu", True), (False, "cuda", False)],
+    [("auto", "cpu", False), ("auto", "cuda", True), (True, "cpu", True), (False, "cuda", False)],
 )
 def test_what_is_chosen(asked, device, due):
     settings = CheckpointSettings(asynchronous=asked)
     assert Saving.of(settings, torch.device(device), print).beside is due
+
+
+def test_a_copy_that_does_not_fit(data, tmp_path, monkeypatch):
+    """By default it is not taken, with a line; asked for, it is refused at the start."""
+    model = make_model(data)
+    weights = sum(one.numel() for one in model.parameters())
+    assert saving_module.copy_size(model, sharded=False, only_trained=False) == 12 * weights
+    model.requires_grad_(False)
+    assert saving_module.copy_size(model, sharded=False, only_trained=False) == 4 * weights
+    assert saving_module.copy_size(model, sharded=False, only_trained=True) == 0
+    monkeypatch.setattr(saving_module, "device_memory", lambda device: 10_000)
+    said = []
+    cuda = torch.device("cuda")
+    found = Saving.of(CheckpointSettings(), cuda, said.append, copies=7_000)
+    assert not found.beside
+    assert "at a standstill: a copy" in said[0]
+    assert Saving.of(CheckpointSettings(), cuda, said.append, copies=5_000).beside
+    with pytest.raises(ConfigError, match=r"asynchronous: a copy .* set it to false"):
+        start(data, tmp_path / "run", checkpoints=BESIDE)
+
+
+def test_other_values_are_refused(data, tmp_path):
+    with pytest.raises(ConfigError, match=r"checkpoints\.asynchronous"):
+        start(data, tmp_path / "run", checkpoints={"asynchronous": "sometimes"})
+    start(data, tmp_path / "run", steps=1, warmup_steps=0, checkpoints={"asynchronous": "auto"})
 
 
 def test_lora_beside(data, tmp_path):

@@ -27,6 +27,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import local_path, lock_folder
+from penstock.learn.training.processes import SAVE_PATIENCE
 from penstock.learn.training.run_folder import LOCK
 from penstock.learn.training.settings import check_device
 from penstock.plan.loader.agreement import torch_gather
@@ -40,8 +41,6 @@ PATIENCE = timedelta(hours=1)
 """How long a rank waits for others: as long as one may evaluate, or read data, alone. A rank that
 ends is noticed at once, by torchrun; this is for one that hangs.
 """
-SAVE_PATIENCE = timedelta(days=1)
-"""How long ranks wait for each other's files of a checkpoint."""
 _groups = 0
 """Process groups that this process has begun."""
 

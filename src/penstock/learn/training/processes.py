@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import FrameType
 from typing import Any, Self, TypeVar, final
 
@@ -17,6 +18,8 @@ from penstock.core.errors import DistributedError, StoreError
 from penstock.data.stores.silence import waiting_seconds
 
 T = TypeVar("T")
+SAVE_PATIENCE = timedelta(days=1)
+"""How long ranks wait for each other's files of a checkpoint."""
 _LOOK_SECONDS = 0.2
 _SILENT_SECONDS = 1.0
 """So long, a store may take to answer a run that was asked to stop."""
@@ -41,12 +44,18 @@ def gather(value: T, group: Any = None) -> list[T]:
 
     Args:
         value: Of this process; it can be pickled.
-        group: Process group of all of them; None: the default one.
+        group: Process group of all of them, by gloo; None: the default one, of any kind.
+
+    Raises:
+        RuntimeError: A rank has ended, or, in a group that is given, has not come for a day.
     """
     import torch.distributed as dist
 
     if not _several():
         return [value]
+    if group is not None:
+        # It names the ranks that do not come, where other messages only run out of time.
+        dist.monitored_barrier(group, SAVE_PATIENCE, wait_all_ranks=True)
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, value, group)
     return found

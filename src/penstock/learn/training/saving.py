@@ -6,19 +6,43 @@ is written at a time; the next one waits for it, and so do the end of the run, S
 A failure ends the run at the next step, on all ranks at the same one.
 """
 
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError
-from penstock.learn.training.processes import is_first
+from penstock.learn.training.memory import device_memory
+from penstock.learn.training.processes import gather, is_first
 from penstock.learn.training.settings import CheckpointSettings
-from penstock.models.tensor_files import Piece, own_pieces
+from penstock.models import LanguageModel
+from penstock.models.tensor_files import Piece, local_part, own_pieces
+
+ROOM = 0.6
+"""Share of a machine's memory that copies may take; data and code need some, too."""
+
+
+def copy_size(model: LanguageModel, *, sharded: bool, only_trained: bool) -> int:
+    """About as many bytes as this process copies for a checkpoint: weights, and two running means
+    of each that is trained.
+
+    Args:
+        model: As it is trained.
+        sharded: Whether this process has a part of the model; else rank 0 copies all.
+        only_trained: Whether checkpoints hold no frozen weights.
+    """
+    if not (sharded or is_first()):
+        return 0
+    return sum(
+        local_part(one).nbytes * (3 if one.requires_grad else 1)
+        for one in model.parameters()
+        if one.requires_grad or not only_trained
+    )
 
 
 @final
@@ -39,13 +63,48 @@ class Saving:
 
     @classmethod
     def of(
-        cls, settings: CheckpointSettings, device: torch.device, say: Callable[[str], None]
+        cls,
+        settings: CheckpointSettings,
+        device: torch.device,
+        say: Callable[[str], None],
+        *,
+        copies: int = 0,
+        group: Any = None,
     ) -> Self:
-        """As the settings say, or as it serves the device: on the CPU, a thread that writes takes
-        the time of those that train.
+        """As the settings say, or as it serves the device: on the CPU, the copy takes memory that
+        the model may need. All ranks call it, and find the same.
+
+        Args:
+            settings: Of checkpoints.
+            device: That trains.
+            say: See `Saving`.
+            copies: Bytes that this process would copy.
+            group: Process group of checkpoints.
+
+        Raises:
+            ConfigError: The settings ask for copies, and a machine lacks the memory.
         """
         asked = settings.asynchronous
-        return cls(beside=device.type != "cpu" if asked is None else asked, say=say)
+        beside = device.type != "cpu" if asked == "auto" else bool(asked)
+        room = device_memory(torch.device("cpu"))
+        here = gather((socket.gethostname(), copies if beside else 0, room), group)
+        needed: dict[str, int] = {}
+        for host, size, _ in here:
+            needed[host] = needed.get(host, 0) + size
+        lacking = next(
+            ((needed[host], most) for host, _, most in here if needed[host] > ROOM * most), None
+        )
+        if lacking is None:
+            return cls(beside=beside, say=say)
+        size, most = lacking
+        why = (
+            f"a copy of weights and optimizer state takes {size / 1e9:,.1f} GB, more than "
+            f"{ROOM:.0%} of a machine's {most / 1e9:,.1f} GB of memory"
+        )
+        if asked != "auto":
+            raise ConfigError(f"checkpoints.asynchronous: {why}; set it to false")
+        say(f"checkpoints are written at a standstill: {why}")
+        return cls(beside=False, say=say)
 
     def __enter__(self) -> Self:
         return self

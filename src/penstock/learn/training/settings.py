@@ -51,13 +51,17 @@ class CheckpointSettings:
     """Steps between checkpoints."""
     keep: int = 3
     """Number of complete checkpoints to keep, the newest ones."""
-    asynchronous: bool | None = None
+    asynchronous: bool | Literal["auto"] = "auto"
     """Write a checkpoint while the training goes on, from a copy of weights and optimizer state in
-    the CPU's memory; false: stand still, without a copy. None: true on a GPU, false on the CPU.
+    the CPU's memory; false: stand still, without a copy. auto: true on a GPU, false on the CPU.
     """
 
     def __post_init__(self) -> None:
         require_above_zero("checkpoints", self, "every", "keep")
+        if self.asynchronous not in (True, False, "auto"):
+            raise ConfigError(
+                f"checkpoints.asynchronous must be true, false or auto, got {self.asynchronous!r}"
+            )
 
 
 @final

@@ -53,7 +53,7 @@ from penstock.learn.training.path_training import (
 from penstock.learn.training.processes import Interruption
 from penstock.learn.training.row_gradients import RowGradients
 from penstock.learn.training.run_state import RunState, Totals, fixed_base, module_of
-from penstock.learn.training.saving import Saving
+from penstock.learn.training.saving import Saving, copy_size
 from penstock.learn.training.settings import TrainSettings
 from penstock.learn.training.sharding import GradientSync, shard, sharded_again
 from penstock.learn.training.tensor_logs import TensorLogs
@@ -183,7 +183,15 @@ class Trainer:
             own_state=own_state,
             bits=bits,
             base=base,
-            saving=Saving.of(settings.checkpoints, ranks.device, say),
+            saving=Saving.of(
+                settings.checkpoints,
+                ranks.device,
+                say,
+                copies=copy_size(
+                    model, sharded=bool(settings.shard), only_trained=base is not None
+                ),
+                group=ranks.saving_group,
+            ),
         )
         for notice in bits_notices(ranks.gather(self.bits)):
             say(notice)
