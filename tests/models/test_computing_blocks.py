@@ -24,6 +24,17 @@ from penstock.models.theirs.model import HuggingFaceModel
 from penstock.models.theirs.twin import make_twin
 
 FOUND = ["llama", "gemma3_text", "qwen3_moe", "mamba2", "jamba", "gpt2", "bloom", "bert", "opt"]
+ALIKE = [
+    "llama",
+    "gemma3_text",
+    "gemma3n_text",
+    "gpt_oss",
+    "beam",
+    "deepseek_v32",
+    "mamba2",
+    "gpt2",
+]
+"""Kinds with the same verdict in half precision."""
 LENGTHS = (20, 3, 9, 30)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -186,7 +197,7 @@ def test_a_small_leak_is_found_in_half_precision_too(dtype: torch.dtype) -> None
     assert "batch" in leaky.packing_way()
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gemma2", "qwen3_moe", "mamba2", "gpt2"])
+@pytest.mark.parametrize("kind", ALIKE)
 def test_half_precision_gets_the_verdict_of_float32(kind: str) -> None:
     whole = HuggingFaceModel(make_small(kind))
     half = HuggingFaceModel(make_small(kind).bfloat16())
