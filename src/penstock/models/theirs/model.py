@@ -42,18 +42,15 @@ from penstock.models.text_cache import TextCache
 from penstock.models.theirs.attention import (
     AttentionFit,
     InBatch,
-    UnfitAttentionError,
     distance,
-    one_line,
     restart_rotary,
     rounding,
-    take_attention,
     trial_tokens,
     true_logits,
-    use_attention,
 )
 from penstock.models.theirs.blocks import find_blocks
 from penstock.models.theirs.decoder import Decoder, find_decoder
+from penstock.models.theirs.fitting import fit_attention
 from penstock.models.theirs.generation import Generation
 from penstock.models.theirs.image_rows import has_vision
 from penstock.models.theirs.image_ways import ImageWays
@@ -117,23 +114,7 @@ class HuggingFaceModel(nn.Module):
         )
         self.images = ImageWays(self)
         self.generation = Generation(self, self.images)
-        if trial is self and truth is None:
-            raise ConfigError(
-                f"{describe(self)}: its layers cannot be told apart, so it cannot be tried before "
-                "its weights are there; train it without shard"
-            )
-        try:
-            if trial is self and truth is not None:
-                self._take_attention(truth)
-            elif trial.uses_our_attention:
-                # Of all its layers; the twin has fewer.
-                self.fit.shape = take_attention(inner)
-            else:
-                raise UnfitAttentionError(trial.fit.reason)
-        except UnfitAttentionError as reason:
-            self.fit.shape = None
-            self.fit.reason = str(reason)
-            use_attention(inner, self.fit.own)
+        fit_attention(self, truth)
         self._decoder = (
             find_decoder(inner, self.uses_our_attention) if trial is self else trial.decoder
         )
@@ -485,34 +466,6 @@ class HuggingFaceModel(nn.Module):
             return output.logits, output
         output = self._decoder(self.inner, given)
         return output.last_hidden_state, output
-
-    def _take_attention(self, truth: Tensor) -> None:
-        """Replace the model's attention by ours, and compare the results with the reference.
-
-        Raises:
-            UnfitAttentionError: Our attention does not fit, or gives other results; says why.
-        """
-        self.fit.shape = take_attention(self.inner)
-        tokens, allowed = trial_tokens(self.inner), rounding(self)
-        try:
-            with evaluating(self.inner):
-                whole, steps = self.logits(self.document(tokens))[0], self.generation.steps(tokens)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise UnfitAttentionError(
-                f"our attention cannot replace its own ({one_line(error)})"
-            ) from None
-        if not (far := distance(whole, truth)) <= allowed:
-            raise UnfitAttentionError(
-                f"with our attention its logits are {far:.2g} standard deviations off"
-            )
-        if not (far := distance(steps, truth[-len(steps) :])) <= allowed:
-            raise UnfitAttentionError(
-                f"after a prompt and single steps through our cache its logits are {far:.2g} "
-                "standard deviations off, so it needs more of a text than keys, values and "
-                "positions"
-            )
 
     def _require_our_attention(self) -> None:
         if not self.uses_our_attention:
