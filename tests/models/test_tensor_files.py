@@ -92,6 +92,11 @@ def test_what_is_missing_is_named(tmp_path):
     (tmp_path / "cut" / "1.safetensors").unlink()
     with pytest.raises(CorruptionError, match="t lacks 10 of its numbers"):
         StoredTensors((tmp_path / "cut").iterdir()).read()
+    (tmp_path / "far").mkdir()
+    far = Piece(torch.zeros(2), (10**15,))
+    write_pieces(tmp_path / "far" / "0.safetensors", {"t": far}, cut=True)
+    with pytest.raises(CorruptionError, match=r"t lacks 1,000,000,000,000,000 of its numbers"):
+        StoredTensors((tmp_path / "far").iterdir())
     (tmp_path / "cut" / "0.safetensors").write_bytes(b"none of this")
     with pytest.raises(CorruptionError, match=r"0\.safetensors: cannot be read"):
         StoredTensors((tmp_path / "cut").iterdir())

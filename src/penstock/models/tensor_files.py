@@ -8,6 +8,7 @@ train: here a rank writes what it has, a tensor at a time, and asks nobody.
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ class StoredTensors:
         prefix: Put before each name.
 
     Raises:
-        CorruptionError: A file cannot be read.
+        CorruptionError: A file cannot be read, or is missing.
     """
 
     def __init__(self, files: Iterable[Path], prefix: str = "") -> None:
@@ -158,6 +159,15 @@ class StoredTensors:
         self._dtypes: dict[str, str] = {}
         self._prefix = prefix
         self._files = {path: self._blocks_of(path) for path in sorted(files)}
+        stored = dict.fromkeys(self.shapes, 0)
+        for name, (_, size) in (item for blocks in self._files.values() for item in blocks.items()):
+            stored[name] += math.prod(size)
+        self._require_all({name: math.prod(s) - stored[name] for name, s in self.shapes.items()})
+
+    def _require_all(self, left: Mapping[str, int]) -> None:
+        for name, count in left.items():
+            if count:
+                raise CorruptionError(f"{self._where}: {name} lacks {count:,} of its numbers")
 
     def _blocks_of(self, path: Path) -> dict[str, _Block]:
         found: dict[str, _Block] = {}
@@ -202,9 +212,7 @@ class StoredTensors:
                     part = file.get_slice(name.removeprefix(self._prefix))[stored_part]
                     targets[name][0][wanted_part].copy_(part)
                     left[name] -= part.numel()
-        for name, count in left.items():
-            if count:
-                raise CorruptionError(f"{self._where}: {name} lacks {count:,} of its numbers")
+        self._require_all(left)
 
     def read(self) -> dict[str, Tensor]:
         """All tensors, whole, on the CPU."""
