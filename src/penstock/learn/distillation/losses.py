@@ -180,9 +180,7 @@ class ChunkLikelihood:
                 "outputs have none; ask with Wanted(boundary=True), or set debias to false"
             )
         self._settings, self._outputs, self._targets = settings, outputs, targets
-        self._boundary = (
-            boundary.nonzero()[:, 0] if settings.debias and boundary is not None else None
-        )
+        self._boundary = boundary if settings.debias else None
 
     def __call__(self, logits: Tensor, block: ChunkBlock) -> Tensor:
         """The divergence of each chunk [C]; logits [n, V] of `block.slots`."""
@@ -197,24 +195,21 @@ class ChunkLikelihood:
         side, log_z = block.student, logits.logsumexp(-1)
         places = torch.searchsorted(block.slots, side.slots)
         realised = side.sum(
-            logits[places, self._targets.to(logits.device)[side.slots]] - log_z[places]
+            logits[places, self._targets[side.slots]] - log_z[places]
         )
         if self._boundary is None:
             return realised
         ends = torch.searchsorted(block.slots, block.student_ends)
-        boundary = (
-            logits.index_select(0, ends)
-            .index_select(1, self._boundary.to(logits.device))
-            .logsumexp(-1)
-        )
+        boundary = logits.index_select(0, ends).index_select(1, self._boundary).logsumexp(-1)
         return realised + boundary - log_z[ends]
 
     def _teacher(self, block: ChunkBlock, like: Tensor) -> Tensor:
         # A token's probability is stored at its own slot, one after its predictor.
-        tokens = self._outputs.token_log_probs.to(like)
+        tokens = on_device(self._outputs.token_log_probs, like.device).to(like.dtype)
         found = block.teacher.sum(tokens[block.teacher.slots + 1])
         if self._boundary is not None and self._outputs.boundary_log_probs is not None:
-            found = found + self._outputs.boundary_log_probs.to(like)[block.teacher_ends]
+            ends = on_device(self._outputs.boundary_log_probs, like.device).to(like.dtype)
+            found = found + ends[block.teacher_ends]
         return found
 
 
