@@ -7,7 +7,7 @@ rows.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, final
@@ -178,8 +178,13 @@ class LanguageModel(Protocol):
         ranks.
         """
 
-    def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
-        """Figures of the step, if the model has any; `total` sums numbers over all ranks."""
+    def pending_sums(self) -> dict[str, Tensor]:
+        """Scalars of the step by name, on the device, to be summed over ranks; empty: it has
+        none.
+        """
+
+    def end_step(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Figures of the step, if the model has any, from its `pending_sums` over all ranks."""
 
     def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend) -> Tensor:
         """Final hidden states [D, ..., width] of tokens int64 [...], with `attend` as the

@@ -6,7 +6,7 @@ alone. Texts are written without a cache, by reading the whole text again for ea
 slow.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
 
@@ -128,7 +128,11 @@ class OwnModel(nn.Module):
     def begin_step(self, *, seed: int, number: int, tokens: int) -> None:
         """No-op: this model keeps nothing per step."""
 
-    def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
+    def pending_sums(self) -> dict[str, Tensor]:
+        """No sums."""
+        return {}
+
+    def end_step(self, sums: Mapping[str, float]) -> dict[str, float]:
         """No figures."""
         return {}
 

@@ -4,14 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError
 from penstock.models.attention import RowAttend, RowAttention, slice_attention
 from penstock.plan.inputs import IGNORE, AttentionRule, RowSlice
 from penstock.plan.inputs.model_input import ModelInput
-from penstock.plan.inputs.torch_tensors import to_torch, unknown_id
+from penstock.plan.inputs.torch_tensors import on_device, to_torch, unknown_id
 
 
 @final
@@ -39,6 +41,10 @@ class RowTensors:
     """The row itself."""
     part: RowSlice | None = None
     """This rank's part of a row that several ranks share; None: the row is whole."""
+    places: tuple[Tensor, ...] | None = None
+    """D times int64 [n]: the slots with a target and a loss weight other than 0. Found on the host,
+    so that no device is asked for their number; None: unknown.
+    """
 
     @property
     def attention(self) -> RowAttention:
@@ -96,6 +102,7 @@ class RowTensors:
         return cls(
             **_moved(to_torch(row, place)),
             attend=RowAttend.of(windows or (window,), attention),
+            places=_places(row, place),
             rule=rule,
             source=row,
         )
@@ -152,6 +159,7 @@ class RowTensors:
             rule=part.rule,
             source=part.source,
             part=part,
+            places=_places(part, torch.device(device)),
         )
 
 
@@ -164,6 +172,17 @@ def _moved(fields: Mapping[str, Any]) -> dict[str, Any]:
         "targets": targets,
         "loss_weights": weights if isinstance(weights, Tensor) else (targets != IGNORE).float(),
     }
+
+
+def _places(row: ModelInput | RowSlice, device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(on_device(found, device) for found in target_places(row))
+
+
+def target_places(row: ModelInput | RowSlice) -> list[Int64]:
+    """[n] for each distance: the slots with a target and a loss weight other than 0."""
+    targets, weights = row.targets, row.loss_weights
+    trained = targets != IGNORE if weights is None else (targets != IGNORE) & (weights != 0)
+    return [np.flatnonzero(one) for one in trained]
 
 
 def _check_row(row: ModelInput, vocab_size: int | None) -> None:

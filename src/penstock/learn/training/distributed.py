@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch import distributed as dist
@@ -45,7 +46,7 @@ _groups = 0
 """Process groups that this process has begun."""
 
 
-def _begin_group(backend: str) -> None:
+def _begin_group(device: torch.device) -> None:
     """A process group of all ranks; its names in the store are its own.
 
     A second group in the same processes (two runs, one after the other) would else read the
@@ -59,7 +60,16 @@ def _begin_group(backend: str) -> None:
         store, rank, size = HashStore(), 0, 1
     _groups += 1
     names = PrefixStore(f"penstock-{_groups}", store)
-    dist.init_process_group(backend, timeout=PATIENCE, store=names, rank=rank, world_size=size)
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=names,
+        rank=rank,
+        world_size=size,
+        timeout=PATIENCE,
+        # Known from the start, so that communicators are made at once and on the right GPU.
+        device_id=device if on_gpu else None,
+    )
 
 
 @final
@@ -98,6 +108,7 @@ class Ranks:
         self.context = DataParallel(rank % context_parallel, context_parallel)
         self.context_group: Any = None
         self.saving_group: Any = None
+        self._host_group: Any = None
         self._mine = False
         self._lock: weakref.finalize[[int], Ranks] | None = None
 
@@ -105,6 +116,9 @@ class Ranks:
         if self.several:
             self.begin_group()
             self.saving_group = dist.new_group(backend="gloo", timeout=SAVE_PATIENCE)
+        if self.several and dist.get_backend() != "gloo":
+            # Numbers of the host go by the network, past the device and what it still computes.
+            self._host_group = dist.new_group(backend="gloo", timeout=PATIENCE)
         if self.context.size > 1:
             self.context_group, _ = dist.new_subgroups(self.context.size)
         return self
@@ -122,7 +136,7 @@ class Ranks:
     def begin_group(self) -> None:
         """Begin the process group unless there is one; a single process needs its own to shard."""
         if not dist.is_initialized():
-            _begin_group("nccl" if self.device.type == "cuda" else "gloo")
+            _begin_group(self.device)
             self._mine = True
 
     @property
@@ -158,13 +172,21 @@ class Ranks:
             dist.barrier()
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Each value summed over all ranks, in float64."""
+        """Each value summed over all ranks, in float64; numbers of the host, so no device waits."""
         if not self.several:
             return list(values)
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
+        total = np.array(values, np.float64)
+        dist.all_reduce(torch.from_numpy(total), group=self._host_group)
         found: list[float] = total.tolist()
         return found
+
+    def sum_tensor(self, value: Tensor) -> Tensor:
+        """A tensor of the device summed over all ranks; it stays there."""
+        if not self.several:
+            return value
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
 
     def sum_of_rows(self, values: Sequence[float]) -> list[float]:
         """Each value summed over the ranks with different rows, in float64; ranks that share rows
@@ -176,9 +198,9 @@ class Ranks:
         """The smallest of all ranks' values."""
         if not self.several:
             return value
-        found = torch.tensor([value], device=self.device)
-        dist.all_reduce(found, dist.ReduceOp.MIN)
-        return int(found)
+        found = np.array([value], np.int64)
+        dist.all_reduce(torch.from_numpy(found), dist.ReduceOp.MIN, group=self._host_group)
+        return int(found[0])
 
     def gather(self, value: object) -> list[Any]:
         """The values of all ranks, in order."""

@@ -13,6 +13,7 @@ Random numbers of a step (dropout, if a model has it) are keyed by (seed, step, 
 where log-probabilities are compared: preferences, policies, teachers.
 """  # noqa: E501
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -23,6 +24,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+from torch import Tensor
 
 from penstock.core.errors import ConfigError, PenstockError, StateError
 from penstock.core.json_values import JsonObject
@@ -40,7 +42,7 @@ from penstock.learn.training.determinism import bit_settings
 from penstock.learn.training.distributed import Ranks, with_gradients
 from penstock.learn.training.evaluators import Evaluator, evaluate, scheduled
 from penstock.learn.training.held_out_preference import HeldOutPreference
-from penstock.learn.training.loss_groups import LossGroups, LossSums, inner_of, means
+from penstock.learn.training.loss_groups import LossGroups, LossSums, inner_of
 from penstock.learn.training.memory import check_room, no_room, rows_per_pass
 from penstock.learn.training.metrics import METRICS, read_metrics
 from penstock.learn.training.optimizers import Optimizers
@@ -56,6 +58,7 @@ from penstock.learn.training.run_state import RunState, Totals, fixed_base, modu
 from penstock.learn.training.saving import Saving, copy_size
 from penstock.learn.training.settings import TrainSettings
 from penstock.learn.training.sharding import GradientSync, shard, sharded_again
+from penstock.learn.training.step_sums import StepSums
 from penstock.learn.training.tensor_logs import TensorLogs
 from penstock.models import LanguageModel
 from penstock.models.language_model import require_packed_rows
@@ -110,6 +113,7 @@ class Trainer:
         self.settings, self.ranks, self.say = settings, ranks, say
         self.distiller = distiller
         self._trained: Step | None = None
+        self._to_stop = False
         self._told_empty = False
         if ranks.several:
             check_ranks(loader, more={"steps": steps})
@@ -288,7 +292,9 @@ class Trainer:
                 done = step.index + 1
                 last = done == self.steps
                 yield record
-                stop = self._asked(interruption)
+                stop = self._to_stop
+                if not self.ranks.several:
+                    stop = self._wants_to_stop(interruption)
                 if last or stop or done % self.settings.checkpoints.every == 0:
                     self.state.save(step)
                 if last or stop:
@@ -347,10 +353,12 @@ class Trainer:
                     step = next(steps, None)
                 if step is None:
                     return
-                record = self._step(step, time.monotonic() - waited, logs)
+                record = self._step(step, time.monotonic() - waited, logs, interruption)
                 done = step.index + 1
                 last = done == self.steps
-                record |= self._evaluate(scheduled(self.evaluators, done, last), interruption)
+                if names := scheduled(self.evaluators, done, last):
+                    record |= self._evaluate(names, interruption)
+                    self._to_stop = self._asked(interruption)
                 if self._on_step is not None:
                     record |= self._on_step(self.model, step, MappingProxyType(record)) or {}
                 if self.state.owed:
@@ -400,15 +408,21 @@ class Trainer:
 
     def _asked(self, interruption: Interruption) -> bool:
         """Whether any rank was asked to stop, or could not write a checkpoint."""
-        return self.ranks.agree(interruption.name is not None or self.state.saving.failed)
+        return self.ranks.agree(self._wants_to_stop(interruption))
 
-    def _step(self, step: Step, waited: float, logs: TensorLogs) -> Record:
+    def _wants_to_stop(self, interruption: Interruption) -> bool:
+        """Whether this rank was asked to stop, or could not write a checkpoint."""
+        return interruption.name is not None or self.state.saving.failed
+
+    def _step(
+        self, step: Step, waited: float, logs: TensorLogs, interruption: Interruption
+    ) -> Record:
         began = time.monotonic()
         torch.manual_seed(
             key_for(self.settings.seed, "step", step.index, self.ranks.place.rank) >> 1
         )
         self.model.begin_step(seed=self.settings.seed, number=step.index, tokens=step.num_tokens)
-        nats = 0.0
+        nats = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         rows = list(step.joined(self.rows_per_pass))
         if self.distiller is not None:
             self.distiller.begin([inner_of(row) for row in rows], self.ranks.sum)
@@ -416,7 +430,7 @@ class Trainer:
             self._paths.begin(rows, step, self.ranks)
         with logs.watch(step.index + 1):
             for row in self._sync.over(rows):
-                nats += self._gradients.add(row, step.loss_denominators)
+                nats = nats + self._gradients.add(row, step.loss_denominators)
             if self.settings.shard:
                 # A block that drew another mixer leaves some without, and an optimizer steps those
                 # with zeros.
@@ -428,25 +442,26 @@ class Trainer:
         rate = self.settings.optimizer.peak * self.settings.schedule.share(step.index, self.steps)
         # Nothing may be saved until this step's loss and gradients are known to be finite.
         self._trained = None
-        norm = float(self.state.optimizers.step(rate))
-        [nats] = self.ranks.sum([nats])
+        norm = self.state.optimizers.step(rate)
+        read = self._read(nats, norm, interruption)
         seconds = time.monotonic() - began
         self.totals.tokens += step.num_tokens
         self.totals.targets += step.loss_denominator
         self.totals.seconds += seconds + waited
         # Shares of other losses are already divided.
         by_token = self._own_loss is None and self._paths is None
-        loss = nats / max(step.loss_denominator, 1e-12) if by_token else nats
-        if not (loss - loss == 0 and norm - norm == 0):
+        loss = read["nats"] / max(step.loss_denominator, 1e-12) if by_token else read["nats"]
+        if not (math.isfinite(loss) and math.isfinite(read["gradient_norm"])):
             raise StateError(
-                f"step {step.index}: loss {loss}, gradient norm {norm}: not finite. Nothing "
+                f"step {step.index}: loss {loss}, gradient norm {read['gradient_norm']}: not "
+                "finite. Nothing "
                 "of this step is saved; lower the learning rate, or look at `loader.explain` "
                 "of the step, then resume (--resume, resume=True)"
             )
-        taught = {} if self.distiller is None else self.distiller.end(self.ranks.sum, loss)
-        own = {} if self._own_loss is None else self._own_loss.take(self.ranks)
+        taught = {} if self.distiller is None else self.distiller.end(read, loss)
+        own = {} if self._own_loss is None else self._own_loss.figures(read)
         if self._paths is not None:
-            own |= self._paths.end(self.ranks, step)
+            own |= self._paths.end(read, step)
         self._trained = step
         if not any(step.loss_denominators) and not self._told_empty:
             self._told_empty = True
@@ -458,14 +473,30 @@ class Trainer:
         return {
             "step": step.index + 1,
             "loss": loss,
-            **means(self._gradients.sums.take(self.ranks.sum)),
+            **self._gradients.sums.means(read),
             **taught,
             **own,
-            **self.model.end_step(self.ranks.sum),
+            **self.model.end_step(read),
             "learning_rate": rate,
-            "gradient_norm": norm,
+            "gradient_norm": read["gradient_norm"],
             "tokens": self.totals.tokens,
             "targets": self.totals.targets,
             "seconds": seconds,
             "wait_seconds": waited,
         }
+
+    def _read(self, nats: Tensor, norm: Tensor, interruption: Interruption) -> dict[str, float]:
+        """Everything that a step's record needs from the device, over all ranks."""
+        sums = StepSums(self.ranks)
+        sums.add({"nats": nats, "stop": float(self._wants_to_stop(interruption))})
+        sums.add(self._gradients.sums.pending())
+        sums.add(self.model.pending_sums())
+        for part in (self.distiller, self._own_loss, self._paths):
+            if part is not None:
+                sums.add(part.pending())
+        sums.same({"gradient_norm": norm})
+        if self._paths is not None:
+            sums.same(self._paths.pending_same())
+        read = sums.take()
+        self._to_stop = read["stop"] > 0
+        return read

@@ -12,7 +12,7 @@ every device and rank, and for every weight that two models of different depth s
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -150,11 +150,18 @@ class Transformer(nn.Module):
         """
         self._step = StepOfTraining(seed, number, tokens)
 
-    def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
+    def pending_sums(self) -> dict[str, Tensor]:
+        """`experts.evenness`, for a model with experts; on the device, not divided."""
+        if not self.settings.has_experts:
+            return {}
+        found = torch.as_tensor(self._begun().evenness, device=self.device)
+        return {"experts.evenness": found}
+
+    def end_step(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Figures of the step.
 
         Args:
-            total: Sums numbers over all ranks.
+            sums: Those of `pending_sums`, over all ranks.
 
         Returns:
             `experts.evenness`, for a model with experts: 1 if each document uses all experts alike;
@@ -163,12 +170,11 @@ class Transformer(nn.Module):
         if not self.settings.has_experts:
             return {}
         step = self._begun()
-        [evenness] = total([float(step.evenness)])
         blocks = sum(
             self.settings.block(layer).experts is not None
             for layer in range(self.settings.num_blocks)
         )
-        return {"experts.evenness": evenness / (step.tokens * blocks)}
+        return {"experts.evenness": sums["experts.evenness"] / (step.tokens * blocks)}
 
     @property
     def _trains(self) -> bool:

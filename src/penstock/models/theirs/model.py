@@ -13,7 +13,7 @@ as that document. `loading` refuses a folder with a model that would compute som
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, final
@@ -229,7 +229,11 @@ class HuggingFaceModel(nn.Module):
     def begin_step(self, *, seed: int, number: int, tokens: int) -> None:
         """No-op: this model keeps nothing per step."""
 
-    def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
+    def pending_sums(self) -> dict[str, Tensor]:
+        """No sums."""
+        return {}
+
+    def end_step(self, sums: Mapping[str, float]) -> dict[str, float]:
         """No figures."""
         return {}
 
