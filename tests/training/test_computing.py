@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.profiler import ProfilerActivity, profile
 from training_makers import losses, make, train, values
 
 import penstock as ps
@@ -14,6 +15,7 @@ from makers.models import tiny_huggingface
 from penstock.core.errors import ConfigError
 from penstock.learn.training import memory
 from penstock.learn.training.computing import kept_bytes, precision_of
+from penstock.learn.training.determinism import is_deterministic
 from penstock.learn.training.settings import TrainSettings
 from penstock.models.building import build_model
 from penstock.models.settings import ModelSettings
@@ -190,3 +192,34 @@ def test_a_step_without_memory_says_what_lowers_it(data, tmp_path, monkeypatch):
     monkeypatch.setattr(type(trainer._gradients), "add", full)
     with pytest.raises(ConfigError, match=r"2\.00 GiB\).*rows_per_pass.*selective, then full"):
         list(trainer.train())
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "expected"),
+    [("auto", "cpu", True), ("auto", "cuda", False), (True, "cuda", True), (False, "cpu", False)],
+)
+def test_bits_are_the_same_each_time_where_that_is_asked(asked, device, expected):
+    settings = TrainSettings(deterministic=asked)
+    assert is_deterministic(settings, torch.device(device)) == expected
+
+
+def test_deterministic_algorithms_fill_no_new_tensors(data, tmp_path):
+    """They are written before they are read, so filling them costs kernels for nothing."""
+    trainer = make(data, tmp_path / "run", STEPS)
+    assert torch.are_deterministic_algorithms_enabled()
+    rows = next(iter(trainer.loader))
+    trainer.model.begin_step(seed=0, number=0, tokens=1)
+
+    def fills() -> int:
+        with profile(activities=[ProfilerActivity.CPU]) as found:
+            trainer._gradients.add(rows[0], rows.loss_denominators)
+        return sum(one.count for one in found.key_averages() if one.key == "aten::fill_")
+
+    fewer = fills()
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        assert fills() > fewer + 20
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(False)
+    assert fills() == fewer

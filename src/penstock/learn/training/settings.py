@@ -157,9 +157,10 @@ class TrainSettings:
     """
     compile: bool = False
     """torch.compile the model's blocks."""
-    deterministic: bool = True
-    """Use only algorithms that give the same bits each time; an operation without one is an
-    error.
+    deterministic: bool | Literal["auto"] = "auto"
+    """Use only algorithms that give the same bits each time; an operation without one is an error.
+    auto: on the CPU, where they cost nothing; on a GPU FlashAttention's backward pass would take
+    about twice as long.
     """
     seed: int = 0
     """Seed of the initial weights and of each step's random numbers."""
@@ -196,6 +197,10 @@ class TrainSettings:
                 raise ConfigError(
                     f"training.{name} must be one of {', '.join(choices)}, got {given!r}"
                 )
+        if self.deterministic not in (True, False, "auto"):
+            raise ConfigError(
+                f"training.deterministic must be true, false or auto, got {self.deterministic!r}"
+            )
         if self.micro_sequences > 1 and self.activation_checkpointing != "none":
             raise ConfigError(
                 "training.micro_sequences and activation_checkpointing do not go together: both "

@@ -306,7 +306,7 @@ def _make_parts(
     if continued is not None and continues:
         start = f"{TRAINED}{continued.run}"
     check_writers(training)
-    prepare_torch(training)
+    prepare_torch(training, ranks.device)
     itself = resume and output is not None and _is_gone(start)
     if itself:
         # It is no longer needed: the run's own checkpoint has the same shapes and all weights.

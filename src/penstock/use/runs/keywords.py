@@ -70,7 +70,7 @@ class Common(OptimizerKeywords, ScheduleKeywords, total=False):
     precision: Precision
     activation_checkpointing: Checkpointing
     compile: bool
-    deterministic: bool
+    deterministic: bool | Literal["auto"]
     seed: int
     context_parallel: int
     shard: bool | int
