@@ -20,6 +20,8 @@ from penstock.learn.training.losses import row_loss
 from penstock.learn.training.optimizer_settings import OptimizerSettings
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.sharding import GradientSync, shard, take_share
+from penstock.models.lora.lora import add_lora
+from penstock.models.lora.settings import LoraSettings
 from penstock.models.settings import BlockSettings
 from penstock.plan.inputs.model_input import ModelInput
 
@@ -39,11 +41,24 @@ MODELS: dict[str, dict[str, Any]] = {
         "blocks": {"delta": BlockSettings(mixer="gated_delta"), "full": BlockSettings()},
         "pattern": ("delta", "full"),
     },
+    "lora": {**PLAIN, "tied": False},
+    "lora and embeddings": PLAIN,
+}
+LORA = {
+    "lora": LoraSettings(rank=2, modules_to_save=("norm",)),
+    "lora and embeddings": LoraSettings(rank=2, train_embeddings="all"),
 }
 
 
 def make(name: str, dtype: str = "float32") -> Any:
     model = ps.build_model(**MODELS[name], dtype=dtype, seed=3)
+    if name in LORA:
+        add_lora(model, LORA[name])
+        # As it begins, half of LoRA is zero and the other half has no gradient.
+        generator = torch.Generator().manual_seed(4)
+        for at, weight in model.named_parameters():
+            if ".lora_B" in at:
+                weight.data.normal_(generator=generator).mul_(0.01)
     model.begin_step(seed=0, number=0, tokens=SLOTS * ROWS)
     return model
 
@@ -81,6 +96,7 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
     return {
         name: getattr(p.grad, "full_tensor", lambda p=p: p.grad)()
         for name, p in model.named_parameters()
+        if p.requires_grad
     }
 
 

@@ -41,9 +41,10 @@ def two(tmp_path_factory):
 def test_gradients_are_those_of_one_process(two, name):
     assert two["gradients"][f"{name} float32"] < 1e-6
     # In bfloat16, gradients are 0.8 to 2.4 percent from those in float64. Whole models round each
-    # use of a weight by itself; sharded ones sum a pass's uses in bfloat16, and keep also decays in
-    # it.
-    assert two["gradients"][f"{name} bfloat16"] < (0.02 if name == "recurrent" else 0.01)
+    # use of a weight by itself, and leave decays and LoRA in float32; sharded ones sum a pass's
+    # uses in bfloat16, and gather all in it.
+    wide = name == "recurrent" or "lora" in name
+    assert two["gradients"][f"{name} bfloat16"] < (0.03 if wide else 0.01)
 
 
 def test_gradients_are_summed_over_ranks_in_the_last_pass(two):
