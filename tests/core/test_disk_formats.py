@@ -41,7 +41,8 @@ def test_what_is_on_disk_stays_as_it_was():
     assert formats.TEACHER_CACHE.fields() == {"format": "penstock teacher cache", "version": 1}
     assert formats.PROJECTION.fields() == {"format": "penstock projection 1"}
     assert formats.LOADER_STATE.fields() == {"format": 2}
-    for one in (formats.MODEL, formats.CHECKPOINT, formats.CONTINUED, formats.PLACE):
+    assert formats.CHECKPOINT.fields() == {"format": 2}
+    for one in (formats.MODEL, formats.CONTINUED, formats.PLACE):
         assert one.fields() == {"format": 1}
 
 

@@ -208,10 +208,6 @@ def test_the_fingerprint_tells_weights_apart(tokenizer):
     ("kind", "extra"),
     [
         ("bloom", {}),
-        (
-            "gpt_oss",
-            {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 6},
-        ),
         ("mamba", {"state_size": 4}),
     ],
 )

@@ -107,3 +107,43 @@ def test_auto_takes_the_fast_ones() -> None:
             RowAttention.of(make_rule(documents), device="cuda", dtype=torch.bfloat16).backend
             == due
         )
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(
+    ("backend", "documents", "window", "softcap", "dtype"),
+    [
+        ("varlen", CAUSAL, None, None, torch.bfloat16),
+        ("varlen", CAUSAL, 50, None, torch.bfloat16),
+        ("flex", CAUSAL, 50, None, torch.bfloat16),
+        ("flex", CAUSAL, 50, 3.0, torch.bfloat16),
+        ("flex", PREFIXES, None, 3.0, torch.bfloat16),
+        ("flex", PREFIXES, None, 3.0, torch.float32),
+        ("per_document", CAUSAL, 50, None, torch.float32),
+        ("per_document", PREFIXES, None, 3.0, torch.bfloat16),
+    ],
+)
+def test_windows_limits_and_sinks_on_cuda_are_dense(
+    backend: str,
+    documents: list[tuple[int, int]],
+    window: int | None,
+    softcap: float | None,
+    dtype: torch.dtype,
+    sinks: bool,
+) -> None:
+    rule, results = make_rule(documents), []
+    for name, kind, device in ((backend, dtype, "cuda"), ("dense", torch.float64, "cpu")):
+        made = random_heads(rule.num_slots, dim=64, dtype=dtype)
+        given = [x.to(device, kind).requires_grad_() for x in made]
+        if sinks:
+            numbers = torch.tensor([-3.0, 0.5, 2.0, 5.0], device=device, dtype=kind)
+            given.append(numbers.requires_grad_())
+        attention = RowAttention.of(
+            rule, device=device, dtype=kind, backend=name, window=window, softcap=softcap
+        )
+        out = attention(*given)
+        weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).reshape(out.shape).to(out)
+        results.append([out, *torch.autograd.grad((out * weights).sum(), given)])
+    for mine, due in zip(*results, strict=True):
+        scale = max(1.0, float(due.detach().abs().max()))
+        torch.testing.assert_close(mine.double().cpu(), due, rtol=5e-2, atol=5e-2 * scale)

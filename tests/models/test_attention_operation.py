@@ -10,7 +10,8 @@ from attention_makers import DOCUMENTS, THREE, make_rule, random_heads
 from hypothesis import given, settings
 
 from penstock.models.attention import RowAttention
-from penstock.models.attention.backends import attend_documents, prepare_calls, prepare_operation
+from penstock.models.attention.backends import attend_documents, prepare_operation
+from penstock.models.attention.calls import prepare_calls
 
 
 def gradients(out: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:

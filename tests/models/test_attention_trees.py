@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from makers.models import tiny_model
 from penstock.core.errors import ConfigError
 from penstock.models.attention import BACKENDS, attend
-from penstock.models.attention.backends import prepare_calls
+from penstock.models.attention.calls import prepare_calls
 from penstock.models.attention.flex import BLOCK, block_mask, tree_mask_mod
 from penstock.models.attention.windows import attention_of
 from penstock.plan.inputs import AttentionRule

@@ -102,7 +102,7 @@ def test_the_balance_loss_is_of_each_document_alone() -> None:
     """
     model, row = sparse().train(), random_row()
     whole = backward(model, row, tokens=100)
-    figures = model.end_step(list)
+    figures = model.end_step({name: float(one) for name, one in model.pending_sums().items()})
     parts = [document(row, *borders) for borders in pairwise(np.cumsum([0, *LENGTHS]).tolist())]
     torch.testing.assert_close(
         whole, sum(backward(model, part, tokens=100) for part in parts), rtol=0, atol=1e-14

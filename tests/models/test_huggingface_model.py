@@ -17,6 +17,7 @@ from penstock.core.errors import ConfigError, IsolationError
 from penstock.models import Transformer
 from penstock.models.building import build_model
 from penstock.models.saving import load_model
+from penstock.models.theirs.attention import values_alone
 from penstock.models.theirs.loading import load_huggingface
 from penstock.models.theirs.model import HuggingFaceModel
 
@@ -120,17 +121,23 @@ def test_what_our_attention_cannot_do_runs_as_transformers_does(kind: str) -> No
         model.run(tensors.tokens, tensors.positions, lambda layer, q, k, v: v)
 
 
-@pytest.mark.parametrize(
-    ("kind", "width"), [("llama", 32), ("granite", VOCABULARY), ("gemma2", VOCABULARY)]
-)
-def test_a_head_that_is_more_than_a_matrix_is_found_out(kind: str, width: int) -> None:
-    """Scaled and capped logits are taken from the model itself, small as the difference is."""
+@pytest.mark.parametrize("kind", ["llama", "granite", "gemma2"])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_head_that_is_more_than_a_matrix_is_found_out(
+    kind: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where scaled and capped logits are not understood, they are taken from the model itself,
+    small as the difference is.
+    """
+    if not known:
+        monkeypatch.setattr("penstock.models.theirs.decoder.CHANGES", {})
     extra = {**OURS, **THEIRS}[kind]
     inner = make(kind, **extra)
     for parameter in inner.parameters():
         parameter.data *= 0.1
     model = HuggingFaceModel(inner)
-    assert model(model.tensors(random_row())).shape[-1] == width
+    width = model(model.tensors(random_row())).shape[-1]
+    assert width == (32 if known or kind == "llama" else VOCABULARY)
 
 
 def test_run_file_names_a_folder(tmp_path: Path) -> None:
@@ -170,3 +177,29 @@ def test_a_model_that_leaks_is_refused() -> None:
     assert logits_of(model, random_row((9,), padding=4)).shape == (1, 13, VOCABULARY), (
         "one document a row is fine"
     )
+
+
+BEHIND_THE_HEAD: dict[str, dict[str, Any]] = {
+    "gemma2": {"head_dim": 8, "final_logit_softcapping": 1.5, "attention": "eager"},
+    "granite": {"logits_scaling": 3.0},
+    "cohere": {"logit_scale": 0.3},
+    "llama": {},
+}
+
+
+@pytest.mark.parametrize("kind", BEHIND_THE_HEAD)
+def test_what_comes_behind_the_output_matrix_is_known(kind: str) -> None:
+    """So a row has hidden states, not logits, which a loss makes in chunks; with the bits of the
+    whole model.
+    """
+    inner = make(kind, **BEHIND_THE_HEAD[kind])
+    model = HuggingFaceModel(inner)
+    tokens = torch.arange(9)
+    with torch.no_grad():
+        due = inner(tokens[None], use_cache=False, penstock_attend=values_alone).logits
+        hidden = inner.base_model(
+            input_ids=tokens[None], use_cache=False, penstock_attend=values_alone
+        ).last_hidden_state
+        assert torch.equal(model.logits(hidden), due)
+        found = model(model.tensors(random_row()))
+    assert found.shape[-1] == inner.config.hidden_size

@@ -28,7 +28,6 @@ from penstock.models.theirs.recurrence import bordered
 
 LENGTHS = (13, 1, 30, 7, 2)
 WAYS = {
-    "gpt_oss": "positions in its masks",
     "bloom": "positions in its masks",
     "granitemoehybrid": "mamba2_chunk_scan",
     "qwen3_next": "causal_conv1d_fn, torch_chunk_gated_delta_rule",
@@ -52,7 +51,7 @@ WAYS = {
 """Model type → the way that must be found. Kimi Linear, Qwen 3.5 and OLMo-hybrid have experts or
 gates besides.
 """
-ONE_OF_EACH = ("gpt_oss", "qwen3_next", "kimi_linear", "mamba", "falcon_h1", "lfm2", "rwkv")
+ONE_OF_EACH = ("bloom", "qwen3_next", "kimi_linear", "mamba", "falcon_h1", "lfm2", "rwkv")
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +116,7 @@ def test_gradients_are_those_of_the_documents(kind: str) -> None:
     assert (found - due).norm() <= 1e-4 * due.norm()
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "mamba", "lfm2", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["qwen3_next", "mamba", "lfm2", "bloom"])
 def test_gradient_checkpoints_keep_the_borders(kind: str) -> None:
     """Layers that run again in the backward pass, when the row's own block is over."""
     inner, row = make_small(kind), random_row(LENGTHS)
@@ -130,7 +129,7 @@ def test_gradient_checkpoints_keep_the_borders(kind: str) -> None:
     assert again.any()
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "mamba", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["qwen3_next", "mamba", "bloom"])
 def test_a_model_outside_rows_is_as_it_was(kind: str) -> None:
     inner, tokens = make_small(kind), torch.arange(40)[None] * 3
     with torch.no_grad():
@@ -145,14 +144,14 @@ def test_our_functions_run_single_documents_too() -> None:
     due = logits_of(model, row)
     model.packing(43)
     called = set()
-    original = model._packed.hidden
+    original = model.packed.hidden
 
     def seen(*given: Any) -> Any:
         found = original(*given)
-        called.update(model._packed._called)
+        called.update(model.packed._called)
         return found
 
-    model._packed.hidden = seen  # type: ignore[method-assign]
+    model.packed.hidden = seen  # type: ignore[method-assign]
     found = logits_of(model, row)
     assert "mamba_selective_scan" in called
     assert (found - due)[0, :40].abs().max() <= 1e-4 * due.std()
@@ -241,7 +240,7 @@ CACHED = {  # model type → (steps, prompts in parts)
     "falcon_h1": (True, True),
     "lfm2": (True, True),
     "bamba": (True, True),
-    "gpt_oss": (True, True),
+    "bloom": (True, True),
     "rwkv": (True, True),
     "mamba": (True, False),
     "recurrent_gemma": (False, False),
@@ -307,7 +306,7 @@ def test_steps_go_through_the_models_own_cache() -> None:
 def test_a_cache_that_is_wrong_from_some_length_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    inner = make_small("gpt_oss")
+    inner = make_small("bloom")
     inner.config.sliding_window = (
         40  # what the masks were made with stays: only the length to watch is another
     )

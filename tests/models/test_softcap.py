@@ -16,6 +16,8 @@ from test_micro_sequences import assert_same, cut, whole
 
 from makers.rows import LENGTHS, random_row
 from penstock.core.errors import ConfigError
+from penstock.models.attention.calls import Scores
+from penstock.models.attention.flex import FLEX
 from penstock.models.attention.windows import attention_of
 from penstock.models.exporting import export
 from penstock.plan.inputs import AttentionRule
@@ -131,3 +133,38 @@ def test_what_cannot_be_done_is_refused(tmp_path: Any) -> None:
         capped_model(sliding_window=3).tensors(random_row(prefixes=(5, 0, 0)))
     with pytest.raises(ConfigError, match="attention_softcap has no layout"):
         export(model, tmp_path / "hf")
+
+
+def test_memory_of_documents_grows_with_their_tokens() -> None:
+    """What is kept for the backward pass; scores would grow with the square."""
+
+    def saved(tokens: int) -> int:
+        rule, sizes = make_rule([(tokens, 0)]), {}
+        device, dtype = torch.device("cpu"), torch.float64
+        attention = attention_of(rule, None, device=device, dtype=dtype, softcap=CAP)
+        qkv = [x.requires_grad_() for x in random_qkv(tokens)]
+
+        def pack(x: torch.Tensor) -> torch.Tensor:
+            sizes[x.data_ptr()] = x.nbytes
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            attention(*qkv)
+        return sum(sizes.values())
+
+    assert saved(600) < 2.1 * saved(300)
+
+
+def test_a_long_document_takes_several_blocks() -> None:
+    check(make_rule([(300, 140), (5, 0)]), None, "per_document")
+    check(make_rule([(300, 0), (5, 0)]), 150, "per_document")
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("prefix", [0, 200])
+def test_flex_keeps_scores_within_the_number(window: int | None, prefix: int) -> None:
+    """What CUDA runs; on the CPU without gradients, unfused."""
+    rule = make_rule([(300, 0 if window else prefix), (50, 0)])
+    qkv = random_qkv(350)
+    found = FLEX.prepare(rule, torch.device("cpu"), torch.float64, Scores(window, CAP))(*qkv)
+    torch.testing.assert_close(found, slow(*qkv, rule, window, CAP), rtol=0, atol=1e-6)

@@ -301,7 +301,7 @@ def _written(hint: ast.expr) -> str:
 
 def _import_order(name: str) -> tuple[int, str]:
     """Constants, classes, then functions, as the linter sorts them."""
-    return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2), name.lower()
 
 
 def docstring(text: str, indent: str) -> Iterator[str]:

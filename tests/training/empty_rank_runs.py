@@ -23,6 +23,7 @@ from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.metrics import read_metrics
 from penstock.learn.training.path_settings import LABEL_KINDS, PAIR_KINDS
 from penstock.learn.training.run_folder import RunFolder
+from penstock.models.saving import stored_weights
 from penstock.models.settings import BlockSettings
 from penstock.plan.objectives import SpanCorruption
 
@@ -255,7 +256,10 @@ def weights_of(output: Path) -> dict[str, Any]:
     """The weights at the end of a run."""
     from safetensors.torch import load_file
 
-    files = sorted(RunFolder.open(output).model.rglob("*.safetensors"))
+    model = RunFolder.open(output).model
+    if (stored := stored_weights(model)) is not None:
+        return stored.read()
+    files = sorted(model.rglob("*.safetensors"))
     return {name: weight for file in files for name, weight in load_file(file).items()}
 
 

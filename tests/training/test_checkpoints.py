@@ -164,19 +164,20 @@ def test_a_mistake_in_a_part_stays_what_it_is_and_leaves_nothing(tmp_path):
 
 
 def test_shards_that_cannot_be_written_or_read(tmp_path, monkeypatch):
-    """Torch raises a BaseException of its own, which no handler of ours would see."""
-
     def full(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(OutputError, match=r"rank 0: .*No.*checkpoints"):
-            save_checkpoint(tmp_path, 1, {"optimizer.dcp": {"a": torch.ones(3)}})
+        with pytest.raises(OutputError, match=r"No space.*earlier"):
+            save_checkpoint(tmp_path, 1, {"optimizer.shards": {"a": torch.ones(3)}})
     assert names(tmp_path) == []
-    saved = save_checkpoint(tmp_path, 1, {"optimizer.dcp": {"a": torch.ones(3)}})
-    with pytest.raises(CorruptionError, match=r"optimizer\.dcp:.*resume"):
-        saved.read_into("optimizer.dcp", {"b": torch.ones(3)})
+    saved = save_checkpoint(tmp_path, 1, {"optimizer.shards": {"a": torch.ones(3)}})
+    stored = saved.stored("optimizer.shards")
+    with pytest.raises(CorruptionError, match=r"optimizer\.shards.*: b is missing"):
+        stored.read_into({"b": torch.ones(3)})
+    with pytest.raises(CorruptionError, match=r"a is stored as \[3\], and \[2\] is needed"):
+        stored.read_into({"a": torch.ones(2)})
 
 
 def test_any_flipped_bit_of_the_manifest_is_passed_over_or_means_nothing(tmp_path):

@@ -413,7 +413,7 @@ def test_sharded_over_two_processes(data, tmp_path):
         found = ps.open_run(tmp_path / name).metrics
         assert values(found, "step") == values(due[4:], "step")
         assert values(found) == pytest.approx(values(due[4:]), rel=1e-5)
-    assert (tmp_path / "a/checkpoints/step-00000004/optimizer.dcp").exists()
+    assert (tmp_path / "a/checkpoints/step-00000004/optimizer.shards").exists()
     assert "optimizer: the state of 20 of 29 parameters is taken" in said
     # One process reads what two have sharded.
     one = train(

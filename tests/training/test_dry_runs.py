@@ -85,10 +85,6 @@ FAULTS = {
         ("training.attention=varlen",),
         r"attention backend 'varlen' .*take per_document",
     ),
-    "one process alone": (
-        ("training.shard=true",),
-        "needs several processes; start them with torchrun",
-    ),
     "a model that is not there": (("model=hf:/nowhere",), r"/nowhere"),
     "weights that are not there": (("model=from:/nowhere",), r"/nowhere"),
     "a model larger than all memory": (

@@ -59,6 +59,8 @@ def told(text):
         "model:",
         "ranks compute",
         "compiling",
+        "activations",
+        "computation",
         "parameters",
         "weights, ",
         "rows:",

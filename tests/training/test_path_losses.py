@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from training_makers import figures_of
 
 from makers.rows import make_row
 from makers.trees import tree_dataset
@@ -344,7 +345,7 @@ def test_what_is_masked_is_in_no_denominator(tmp_path, settings, answers, tokens
         == {"sequence": answers, "token": counted, "constant": 8 * answers}[normalise]
     )
     training.backward(step[0])
-    assert training.end(CPU, step)["policy.entropy_estimate"] > 0
+    assert figures_of(training, step)["policy.entropy_estimate"] > 0
     everything = PolicySettings(truncated="mask", dead_groups="leave_out")
     numbers = advantages(step[0].paths, everything)
     assert np.isnan(numbers).sum() == 2

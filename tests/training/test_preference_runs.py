@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from python_makers import KillAfter, KilledError
+from test_host_reads import counted
 from training_makers import on_two_processes
 
 import penstock as ps
@@ -17,6 +18,7 @@ from makers.rows import make_row
 from makers.texts import make_texts, write_json_lines
 from makers.tokenizers import CHAT_CONTROLS, CHATML, tiny_tokenizer
 from penstock.core.errors import ConfigError, OutputError, RecordError, StateError
+from penstock.learn.training import Trainer, path_training
 from penstock.learn.training.path_settings import OLD_COLUMN, REFERENCE_COLUMN, TRAINER_COLUMN
 from penstock.use.runs.reference import cache_reference
 
@@ -534,3 +536,21 @@ def test_two_processes_train_what_one_does(data, tmp_path, rollouts):
     run = start(data, tmp_path / "one", "rollouts", steps=4, preference=None, policy=policy)
     two = ps.open_run(tmp_path / "two" / "token-False")
     assert losses(two) == pytest.approx(losses(run), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["pairs", "labels"])
+def test_a_step_reads_from_the_device_once(name, data, tmp_path, monkeypatch):
+    step, reads = Trainer._step, []
+
+    def watched(self, *args):
+        with counted(monkeypatch) as mine:
+            record = step(self, *args)
+        reads.append(dict(mine))
+        return record
+
+    monkeypatch.setattr(Trainer, "_step", watched)
+    # As on a device that must not be asked for numbers of elements.
+    monkeypatch.setattr(path_training, "COUNTS_FREELY", ())
+    kinds = {"pairs": PREFERENCE, "labels": {"kind": "kto", "beta": 0.5}}
+    start(data, tmp_path / "run", name, steps=3, preference=kinds[name])
+    assert [sum(each.values()) for each in reads[1:]] == [1, 1], reads[1:]

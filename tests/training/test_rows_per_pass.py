@@ -14,6 +14,7 @@ import penstock as ps
 from makers.models import tiny_huggingface
 from penstock.core.errors import ConfigError, IsolationError
 from penstock.learn.training import memory
+from penstock.learn.training.computing import kept_bytes
 from penstock.learn.training.memory import rows_per_pass
 from penstock.models.row_tensors import RowTensors
 
@@ -144,7 +145,7 @@ def test_rows_with_other_documents_are_not_compiled_for(data, tmp_path, monkeypa
 
 def test_little_memory_means_fewer_rows(data, tmp_path, monkeypatch):
     trainer = make(data, tmp_path / "run", FOUR)
-    per_slot = memory._bytes_per_slot(trainer.model)
+    per_slot = kept_bytes(trainer.model, trainer.settings, trainer.model.compute_dtype)
     monkeypatch.setattr(memory, "device_memory", lambda device: 4 * 130 * per_slot)
     assert rows_per_pass(trainer.model, trainer.loader, trainer.settings, taught=False) == 2
     monkeypatch.setattr(memory, "device_memory", lambda device: per_slot)

@@ -18,6 +18,7 @@ SCRIPT = """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from penstock.core.errors import PenstockError
+    from penstock.learn.training import checkpoints
     from penstock.learn.training.checkpoints import newest_complete, save_checkpoint
     from penstock.learn.training.optimizer_settings import OptimizerSettings
     from penstock.learn.training.optimizers import Optimizers
@@ -45,18 +46,24 @@ SCRIPT = """
     model, optimizers = build(0)
     train(model, optimizers, range(3))
     parts = {
-        "weights.dcp": dict(model.named_parameters()),
-        "optimizer.dcp": optimizers.state_tensors(),
+        "weights.shards": dict(model.named_parameters()),
+        "optimizer.shards": optimizers.state_tensors(),
         "state.json": {"step": 3},
     }
     save_checkpoint(folder, 3, parts)
     due = train(model, optimizers, range(3, 6))
 
+    read, plain = [], checkpoints.digest
+    def noted(path, **more):
+        read.append(path.relative_to(folder).as_posix())
+        return plain(path, **more)
+    checkpoints.digest = noted
     again, resumed = build(1)
-    found = newest_complete(folder)
-    found.read_into("weights.dcp", dict(again.named_parameters()))
+    found = newest_complete(folder, together=True)
+    checkpoints.digest = plain
+    found.stored("weights.shards").read_into(dict(again.named_parameters()))
     resumed.fill_state()
-    found.read_into("optimizer.dcp", resumed.state_tensors())
+    found.stored("optimizer.shards").read_into(resumed.state_tensors())
     assert train(again, resumed, range(3, 6)) == due, "resumed differently"
     print("losses", *(loss for loss, _ in due))
 
@@ -67,6 +74,31 @@ SCRIPT = """
         save_checkpoint(folder, 4, {"model": wrong, "state.json": {}})
     except PenstockError as error:
         print(type(error).__name__, "No space left on device" in str(error))
+    print("read", *sorted(name for name in read if not name.endswith("manifest.json")))
+
+    # Rank 0 sees none of the files of a folder that is not shared; both are told.
+    own = f"{folder}-{rank}"
+    try:
+        save_checkpoint(own, 3, parts)
+    except PenstockError as error:
+        print(type(error).__name__, "share" in str(error))
+    try:
+        newest_complete(folder if rank else own, together=True)
+    except PenstockError as error:
+        print(type(error).__name__, error)
+
+    # A byte of what rank 1 has written: both go back to the one before.
+    save_checkpoint(folder, 5, parts)
+    if rank == 0:
+        name = f"{folder}/step-00000005/optimizer.shards/rank-00001-of-00002.safetensors"
+        with open(name, "r+b") as file:
+            file.seek(-3, 2)
+            byte = file.read(1)
+            file.seek(-3, 2)
+            file.write(bytes([byte[0] ^ 1]))
+    dist.barrier()
+    said = []
+    print("found", newest_complete(folder, say=said.append, together=True).step, *said)
     dist.destroy_process_group()
 """
 
@@ -85,7 +117,21 @@ def test_two_processes_save_and_one_goes_on(tmp_path, kind):
     assert first[0] == second[0]
     assert first[1] == "OutputError True"
     assert second[1] == "DistributedError True"
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+    due = {"state.json"} | {
+        f"{part}.shards/rank-0000{rank}-of-00002.safetensors"
+        for part in ("weights", "optimizer")
+        for rank in (0, 1)
+    }
+    read = [line[2].removeprefix("read ").split() for line in (first, second)]
+    assert all(read)
+    assert sorted(read[0] + read[1]) == sorted(f"step-00000003/{name}" for name in due)
+    assert first[3] == "OutputError True"
+    assert second[3] == "DistributedError True"
+    assert "the ranks find different checkpoints, this one step 0" in first[4]
+    assert "the ranks find different checkpoints, this one step 3" in second[4]
+    for lines in (first, second):
+        assert lines[5].startswith("found 3 ")
+        assert "the bytes of optimizer.shards/rank-00001-of-00002.safetensors differ" in lines[5]
 
     torch.manual_seed(2)
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.RMSNorm(5), torch.nn.Linear(5, 3))
@@ -93,8 +139,8 @@ def test_two_processes_save_and_one_goes_on(tmp_path, kind):
     optimizers.fill_state()
     found = newest_complete(tmp_path / "checkpoints")
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    found.read_into("weights.dcp", weights)
-    found.read_into("optimizer.dcp", optimizers.state_tensors())
+    found.stored("weights.shards").read_into(weights)
+    found.stored("optimizer.shards").read_into(optimizers.state_tensors())
     losses = []
     for step in range(3, 6):
         loss = model(torch.arange(12.0).reshape(2, 6) * (step + 1) / 50).square().mean()

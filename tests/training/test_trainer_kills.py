@@ -39,7 +39,7 @@ KILLING = """
         pid = os.fork()
         if pid == 0:
             try:
-                training_makers.train(data, run, "training.steps=STEPS", resume=True)
+                training_makers.train(data, run, "training.steps=STEPS", "training.checkpoints.asynchronous=BESIDE", resume=True)
             except BaseException:
                 traceback.print_exc()
                 os._exit(3)
@@ -53,11 +53,13 @@ KILLING = """
 
 
 @pytest.mark.slow
-def test_killed_again_and_again(data, tmp_path):
-    script = tmp_path / "killing.py"
-    script.write_text(
-        textwrap.dedent(KILLING).replace("KILLS", str(KILLS)).replace("STEPS", str(STEPS))
-    )
+@pytest.mark.parametrize("beside", ["true", "false"])
+def test_killed_again_and_again(data, tmp_path, beside):
+    """Also while checkpoints are written beside the training."""
+    script, code = tmp_path / "killing.py", textwrap.dedent(KILLING)
+    for name, value in (("KILLS", KILLS), ("STEPS", STEPS), ("BESIDE", beside)):
+        code = code.replace(name, str(value))
+    script.write_text(code)
     run_python(script, data, tmp_path / "killed", check=True)
     due = train(data, tmp_path / "whole", f"training.steps={STEPS}")
     found = read_metrics(tmp_path / "killed")

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from training_makers import on_two_processes, train, values
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_torch")]
@@ -30,7 +31,7 @@ SCRIPT = """
         run("sharded then copied", shard, until=4)
         run("sharded then copied", resume=True)
         run("copied then sharded", until=4)
-        run("copied then sharded", shard, resume=True)
+        run("copied then sharded", shard, "training.checkpoints.asynchronous=true", resume=True)
         run("sharded then one", shard, until=4)
         run("copied then one", until=4)
         run("one then sharded", shard, resume=True)
@@ -124,6 +125,22 @@ def test_it_trains_what_one_process_does(runs, name):
             due[step]["held/bits_per_byte"], rel=1e-6
         )
         assert found[step]["held/targets"] == due[step]["held/targets"]
+
+
+def test_a_sharded_run_is_used_like_any_other(runs, tmp_path):
+    """Its weights lie in a file of each rank: loaded, exported, evaluated, begun from."""
+    import penstock as ps
+
+    model, whole = (ps.load_model(runs[0] / name) for name in ("sharded", "copied"))
+    for name, weight in whole.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], weight, rtol=0, atol=1e-5)
+    run = ps.open_run(runs[0] / "sharded")
+    assert len(list((run.model / "weights.shards").iterdir())) == 2
+    assert run.fingerprint() != ps.open_run(runs[0] / "copied").fingerprint()
+    run.export(tmp_path / "out")
+    exported = ps.load_model(tmp_path / "out").state_dict()
+    assert all(torch.equal(one, exported[name]) for name, one in model.state_dict().items())
+    assert run.sample("the", max_tokens=3)
 
 
 def test_several_target_distances(runs):

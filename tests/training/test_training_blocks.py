@@ -117,6 +117,41 @@ def test_compiled_blocks_give_the_same(data, tmp_path, whole, monkeypatch):
     assert values(found) == pytest.approx(values(whole), rel=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch._dynamo itself
+def test_evaluations_leave_the_graphs_of_training(data, tmp_path, monkeypatch):
+    """Held-out rows and texts have other lengths, and no gradients: run compiled, each would take
+    graphs of training's, and lengths of rows would be any number for good.
+    """
+    compile, graphs = torch.nn.Module.compile, []
+
+    def counted(graph, _):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(
+        torch.nn.Module,
+        "compile",
+        lambda self, **options: compile(self, backend=counted, **options),
+    )
+    validation = data / "data" / "validation"
+    looks = (
+        f"training.evaluators={{held: {{data: {validation}, every: 1}}, "
+        "texts: {kind: samples, every: 1, max_tokens: 5}}"
+    )
+    counts, found = [], []
+    for number, evaluators in enumerate(("training.evaluators={}", looks)):
+        torch._dynamo.reset()
+        graphs.clear()
+        given = ("training.steps=6", evaluators, "training.compile=true")
+        found.append(losses(train(data, tmp_path / str(number), *given)))
+        counts.append(len(graphs))
+    torch._dynamo.reset()
+    assert 0 < counts[0] <= 2
+    assert counts[1] == counts[0]
+    assert found[1] == found[0]
+
+
 def test_parts_of_rows_are_refused(data, tmp_path):
     with pytest.raises(ConfigError, match=r"documents.*set micro_sequences.*1"):
         make(

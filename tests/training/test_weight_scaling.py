@@ -204,7 +204,7 @@ def first_step(dataset, **chosen):
     losses, parts = 0.0, []
     step = next(iter(loader))
     training.begin(list(step), step, CPU)
-    losses = sum(training.backward(row) for row in step)
+    losses = sum(float(training.backward(row)) for row in step)
     parts = [one.grad.flatten() for one in model.parameters()]
     return losses, torch.cat(parts)
 

@@ -16,6 +16,7 @@ from makers.tokenizers import tiny_tokenizer
 from penstock.learn.training import Trainer
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.metrics import Metrics, read_metrics
+from penstock.learn.training.step_sums import StepSums
 from penstock.use.config import load_run
 from penstock.use.config.run_file import resolved_text
 from penstock.use.config.training import make_trainer
@@ -99,6 +100,15 @@ def train(
             if record["step"] == until:
                 break
     return read_metrics(run) if shown else []
+
+
+def figures_of(training: Any, step: Any) -> dict[str, float]:
+    """The figures of a step of training on paths, on one process."""
+    sums = StepSums(Ranks(torch.device("cpu")))
+    sums.add(training.pending())
+    sums.same(training.pending_same())
+    found: dict[str, float] = training.end(sums.take(), step)
+    return found
 
 
 def losses(records: Sequence[dict[str, Any]]) -> list[tuple[int, float, float]]:

@@ -13,24 +13,22 @@ attention only where that costs less than a call for each.
 
 import math
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.core.errors import ConfigError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import RowMedia
+from penstock.models.attention import AttentionLayer
+from penstock.models.attention.backends import flash, plain_heads
+from penstock.models.attention.kernels import sdpa
+from penstock.models.attention.sinks import add_sinks
 from penstock.models.attention.softcap import capped_attention
 from penstock.models.recurrent.borders import Borders
-
-LayerAttend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, rotated q [..., heads, dim], rotated k [..., kv_heads, dim], v as k) → [..., heads,
-dim].
-"""
 
 FIRST_ROOM = 256
 """GPU: tokens for which each sequence has room at first."""
@@ -335,32 +333,16 @@ class Growth:
         )
         """Index of each row's last token in [B, n]."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`LayerAttend`: store the new keys and values, and attend to all of the sequences."""
-        keys, values = self._cache._keys[layer], self._cache._values[layer]
+        keys, values = self._cache._keys[layer.place], self._cache._values[layer.place]
         sequences, places = self._into
         keys[sequences, :, places], values[sequences, :, places] = k[self._new], v[self._new]
-        grouped, out, softcap = q.shape[2] != k.shape[2], torch.zeros_like(q), self._cache._softcap
-        for call in self._calls[self._cache._windows[layer]]:
-            seen_keys, seen_values = (x[call.sequences, :, call.keys] for x in (keys, values))
+        out = torch.zeros_like(q)
+        for call in self._calls[self._cache._windows[layer.place]]:
+            seen, held = (x[call.sequences, :, call.keys] for x in (keys, values))
             queries = q[call.rows, call.queries].transpose(1, 2)
-            if softcap is not None:
-                mask = call.mask
-                if call.causal:
-                    mask = torch.ones(
-                        queries.shape[2], seen_keys.shape[2], dtype=torch.bool, device=q.device
-                    ).tril()
-                found = capped_attention(queries, seen_keys, seen_values, mask, softcap)
-                out[call.rows, call.queries] = found.transpose(1, 2)
-                continue
-            found = scaled_dot_product_attention(
-                queries,
-                seen_keys,
-                seen_values,
-                attn_mask=call.mask,
-                is_causal=call.causal,
-                enable_gqa=grouped,
-            )
+            found = _attend(queries, seen, held, call, self._cache._softcap, layer.sinks)
             out[call.rows, call.queries] = found.transpose(1, 2)
         return out
 
@@ -412,6 +394,27 @@ class Growth:
     def done(self) -> None:
         """Count the new tokens, after the last layer."""
         self._cache.lengths[self._sequences] += self._lengths
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, call: Call, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """One call of the attention: q [rows, heads, n, dim], k and v [rows, kv_heads, keys, dim] → as
+    q.
+    """
+    if softcap is None and sinks is None:
+        return sdpa(q, k, v, mask=call.mask, causal=call.causal)
+    if softcap is None and sinks is not None and q.device.type == "cpu":
+        mask = None
+        if call.mask is not None:
+            mask = q.new_zeros(call.mask.shape).masked_fill(~call.mask, -torch.inf)
+        q, k, v = (plain_heads(x) for x in (q, k, v))
+        found, sums = flash(q, k, v, 0.0, call.causal, attn_mask=mask)
+        return add_sinks(found.transpose(1, 2), sums, sinks)[0].transpose(1, 2)
+    seen = call.mask
+    if call.causal:
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    return capped_attention(q, k, v, seen, softcap, sinks)
 
 
 def _texts(cache: Cache, past: Past, window: int | None) -> Iterator[Call]:

@@ -7,7 +7,7 @@ rows.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, final
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from penstock.core.errors import IsolationError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
-from penstock.models.cache import LayerAttend, SequenceCache
+from penstock.models.attention import LayerAttend
+from penstock.models.cache import SequenceCache
 from penstock.models.facts import ModelFacts
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.row_tensors import RowTensors
@@ -139,6 +140,12 @@ class LanguageModel(Protocol):
     def compute_dtype(self) -> torch.dtype:
         """Dtype of hidden states, queries and keys."""
 
+    def compute_in(self, dtype: torch.dtype, *, casts: bool = True) -> None:
+        """Compute hidden states in a dtype, with weights as they are. Trials of rows are as before.
+
+        `casts` False: the weights are cast by other means, as FSDP2 does. ConfigError: it cannot.
+        """
+
     @property
     def prediction_weights(self) -> tuple[float, ...]:
         """How much each of the D target distances counts in the loss."""
@@ -171,8 +178,13 @@ class LanguageModel(Protocol):
         ranks.
         """
 
-    def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
-        """Figures of the step, if the model has any; `total` sums numbers over all ranks."""
+    def pending_sums(self) -> dict[str, Tensor]:
+        """Scalars of the step by name, on the device, to be summed over ranks; empty: it has
+        none.
+        """
+
+    def end_step(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Figures of the step, if the model has any, from its `pending_sums` over all ranks."""
 
     def run(self, tokens: Tensor, positions: Tensor, attend: LayerAttend) -> Tensor:
         """Final hidden states [D, ..., width] of tokens int64 [...], with `attend` as the

@@ -6,7 +6,7 @@ alone. Texts are written without a cache, by reading the whole text again for ea
 slow.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
 
@@ -19,7 +19,7 @@ from penstock.core.json_values import JsonObject
 from penstock.core.randomness import key_for
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
-from penstock.models.cache import LayerAttend
+from penstock.models.attention import LayerAttend
 from penstock.models.facts import ModelFacts
 from penstock.models.isolation.documents import try_isolation
 from penstock.models.isolation.trees import try_tree
@@ -128,7 +128,11 @@ class OwnModel(nn.Module):
     def begin_step(self, *, seed: int, number: int, tokens: int) -> None:
         """No-op: this model keeps nothing per step."""
 
-    def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
+    def pending_sums(self) -> dict[str, Tensor]:
+        """No sums."""
+        return {}
+
+    def end_step(self, sums: Mapping[str, float]) -> dict[str, float]:
         """No figures."""
         return {}
 
@@ -268,6 +272,21 @@ class OwnModel(nn.Module):
     def compute_dtype(self) -> torch.dtype:
         """That of its weights."""
         return next(self.module.parameters()).dtype
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """Those that it names `blocks`; empty: it has none."""
+        found = getattr(self.module, "blocks", None)
+        return list(found) if isinstance(found, nn.ModuleList) else []
+
+    def compute_in(self, dtype: torch.dtype, *, casts: bool = True) -> None:
+        """See `LanguageModel`: a module of the user's own computes as it is written."""
+        if dtype != self.compute_dtype:
+            raise ConfigError(
+                f"training.precision: {self._name} is a module of your own and computes in "
+                f"{self.compute_dtype}; leave precision out, and cast in its forward, or give it "
+                "weights of another dtype"
+            )
 
     @property
     def prediction_weights(self) -> tuple[float, ...]:

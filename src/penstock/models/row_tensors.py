@@ -1,18 +1,19 @@
 """A row as torch tensors with its attention prepared: the input of a model's forward pass."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError
-from penstock.models.attention import RowAttention, slice_attention
-from penstock.models.attention.windows import attention_of
+from penstock.models.attention import RowAttend, RowAttention, slice_attention
 from penstock.plan.inputs import IGNORE, AttentionRule, RowSlice
 from penstock.plan.inputs.model_input import ModelInput
-from penstock.plan.inputs.torch_tensors import to_torch, unknown_id
+from penstock.plan.inputs.torch_tensors import on_device, to_torch, unknown_id
 
 
 @final
@@ -32,29 +33,32 @@ class RowTensors:
     """int64 [D, T], already shifted; −100: none."""
     loss_weights: Tensor
     """float32 [D, T], 0 without a target."""
-    attention: RowAttention
-    """(q, k, v) → the heads' outputs; documents are kept apart, prefixes are bidirectional. With
-    `window`.
-    """
+    attend: RowAttend
+    """What layers call: attention with the window of each."""
     rule: AttentionRule
     """Which slots each slot sees, without the sliding window."""
-    window: int | None
-    """Maximum tokens that a token sees, including itself, in the layers with the smallest window;
-    None: all before it.
-    """
     source: ModelInput
     """The row itself."""
-    windows: tuple[int | None, ...] = ()
-    """The window of each layer, if they differ."""
-    others: Mapping[int | None, RowAttention] = field(default_factory=dict)
-    """Attention with the other windows."""
     part: RowSlice | None = None
     """This rank's part of a row that several ranks share; None: the row is whole."""
+    places: tuple[Tensor, ...] | None = None
+    """D times int64 [n]: the slots with a target and a loss weight other than 0. Found on the host,
+    so that no device is asked for their number; None: unknown.
+    """
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of one layer; as `attention`."""
-        window = self.windows[layer] if self.windows else self.window
-        return (self.attention if window == self.window else self.others[window])(q, k, v)
+    @property
+    def attention(self) -> RowAttention:
+        """(q, k, v) → the heads' outputs; documents are kept apart, prefixes are bidirectional.
+        With `window`.
+        """
+        return self.attend.by_window[self.window]
+
+    @property
+    def window(self) -> int | None:
+        """Maximum tokens that a token sees, including itself, in the layers with the smallest
+        window; None: all before it.
+        """
+        return self.attend.window
 
     @classmethod
     def of(
@@ -91,13 +95,14 @@ class RowTensors:
         place = torch.device(device)
 
         def attention(window: int | None) -> RowAttention:
-            return attention_of(
-                rule, window, device=place, dtype=dtype, backend=backend, softcap=softcap
+            return RowAttention.of(
+                rule, device=place, dtype=dtype, backend=backend, window=window, softcap=softcap
             )
 
         return cls(
             **_moved(to_torch(row, place)),
-            **_each(attention, window, windows),
+            attend=RowAttend.of(windows or (window,), attention),
+            places=_places(row, place),
             rule=rule,
             source=row,
         )
@@ -150,10 +155,11 @@ class RowTensors:
         moved = _moved(part.torch(torch.device(device)))
         return cls(
             **moved,
-            **_each(attention, None, windows),
+            attend=RowAttend.of(windows, attention),
             rule=part.rule,
             source=part.source,
             part=part,
+            places=_places(part, torch.device(device)),
         )
 
 
@@ -168,16 +174,15 @@ def _moved(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _each(
-    attention: Callable[[int | None], RowAttention],
-    window: int | None,
-    windows: tuple[int | None, ...],
-) -> dict[str, Any]:
-    """Attention with each window that a layer has; `windows` takes the place of `window`."""
-    if windows:
-        window = min((one for one in windows if one is not None), default=None)
-    made = {one: attention(one) for one in {window, *windows}}
-    return {"attention": made.pop(window), "window": window, "windows": windows, "others": made}
+def _places(row: ModelInput | RowSlice, device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(on_device(found, device) for found in target_places(row))
+
+
+def target_places(row: ModelInput | RowSlice) -> list[Int64]:
+    """[n] for each distance: the slots with a target and a loss weight other than 0."""
+    targets, weights = row.targets, row.loss_weights
+    trained = targets != IGNORE if weights is None else (targets != IGNORE) & (weights != 0)
+    return [np.flatnonzero(one) for one in trained]
 
 
 def _check_row(row: ModelInput, vocab_size: int | None) -> None:

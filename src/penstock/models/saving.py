@@ -2,7 +2,8 @@
 `lora.safetensors`.
 
 A folder may hold LoRA alone, with the place and the checksum of the base that it belongs to:
-checkpoints of a run are small so, and share one base.
+checkpoints of a run are small so, and share one base. Weights that ranks have cut among them are in
+`weights.shards/`, a file of each rank (`tensor_files`).
 
 Saving is exact: weights are stored in their own dtype. Models of transformers are stored in their
 own layout, with a `model.json` that says so. Safe writing (temporary folder, fsync, rename,
@@ -14,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from safetensors import SafetensorError
@@ -25,6 +26,7 @@ from penstock.core import formats
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.core.json_values import JsonObject
 from penstock.data.stores.files import usual_mode
+from penstock.models.facts import ModelFacts, with_facts
 from penstock.models.language_model import LanguageModel
 from penstock.models.lora.lora import add_lora, lora_weights, without_lora
 from penstock.models.lora.settings import LoraSettings, NewRows
@@ -33,11 +35,18 @@ from penstock.models.ours.initial_weights import empty_transformer
 from penstock.models.ours.transformer import Transformer
 from penstock.models.own_model import PREFIX, OwnModel, load_own, own_description
 from penstock.models.settings import ModelSettings
+from penstock.models.tensor_files import StoredTensors
 from penstock.models.theirs.attention import one_line
 from penstock.models.theirs.loading import load_huggingface
 from penstock.models.theirs.model import HuggingFaceModel
 
 MODEL, WEIGHTS, LORA = "model.json", "model.safetensors", "lora.safetensors"
+WEIGHT_SHARDS = "weights.shards"
+"""Folder of weights with a file of each rank, in place of `WEIGHTS`, or of what transformers
+writes.
+"""
+INNER = "inner."
+"""What the names of weights of a model of transformers begin with behind the door."""
 LORA_ALONE = "lora"
 """Kind of a folder that has no weights but LoRA's."""
 
@@ -49,22 +58,27 @@ def save_model(
     *,
     base: "Base | None" = None,
     with_lora: bool = True,
+    with_weights: bool = True,
 ) -> None:
     """Write a model to a folder, which is created if it is missing.
 
     Args:
         model: The model.
         output: Target folder.
-        weights: All weights, if the model itself holds only a shard of them; None: the model's.
+        weights: All weights, such as a copy of them; None: the model's.
         base: Where the model without its LoRA is already; the folder then holds the LoRA alone.
         with_lora: Whether the LoRA is written too.
+        with_weights: Whether the weights are written too; else only what they belong to: ranks
+            write them, to `weights.shards`.
     """
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
-    weights = model.state_dict() if weights is None else weights
+    if weights is None:
+        # Asked for, a sharded model gives back what a pass has gathered: a thread must not ask.
+        weights = model.state_dict() if with_weights else {}
     described: JsonObject = {**formats.MODEL.fields()}
     if base is None:
-        described |= _save_base(model, output, without_lora(weights))
+        described |= _save_base(model, output, without_lora(weights) if with_weights else None)
     else:
         described |= {
             "kind": LORA_ALONE,
@@ -101,28 +115,34 @@ def base_checksum(weights: Mapping[str, Tensor]) -> str:
     return whole.hexdigest()
 
 
-def _save_base(model: LanguageModel, folder: Path, base: Mapping[str, Tensor]) -> JsonObject:
-    """Write the weights without LoRA; what `model.json` says of them."""
+def _save_base(model: LanguageModel, folder: Path, base: Mapping[str, Tensor] | None) -> JsonObject:
+    """Write the weights without LoRA, if they are given; what `model.json` says of them."""
     if isinstance(model, Transformer):
-        save_file(dict(base), folder / WEIGHTS)
+        if base is not None:
+            save_file(dict(base), folder / WEIGHTS)
         return {"kind": "transformer", "settings": asdict(model.settings)}
     if isinstance(model, OwnModel):
         return _save_own(model, base, folder)
 
     assert isinstance(model, HuggingFaceModel)
-    model.inner.save_pretrained(
-        folder, state_dict={name.removeprefix("inner."): weight for name, weight in base.items()}
-    )
+    if base is not None:
+        names = {name.removeprefix(INNER): weight for name, weight in base.items()}
+        model.inner.save_pretrained(folder, state_dict=names)
+    else:
+        model.inner.config.save_pretrained(folder)
+        if model.inner.can_generate():
+            model.inner.generation_config.save_pretrained(folder)
     return {"kind": "huggingface"}
 
 
-def _save_own(model: OwnModel, weights: Mapping[str, Tensor], folder: Path) -> JsonObject:
+def _save_own(model: OwnModel, weights: Mapping[str, Tensor] | None, folder: Path) -> JsonObject:
     """Write the weights of a user module; returns its entry in `model.json`."""
-    # A file holds no weight twice; one that has two names is written under both.
-    save_file(
-        {name.removeprefix(PREFIX): weight.clone() for name, weight in weights.items()},
-        folder / WEIGHTS,
-    )
+    if weights is not None:
+        # A file holds no weight twice; one that has two names is written under both.
+        save_file(
+            {name.removeprefix(PREFIX): weight.clone() for name, weight in weights.items()},
+            folder / WEIGHTS,
+        )
     return own_description(model)
 
 
@@ -218,7 +238,39 @@ def _load_lora(model: LanguageModel, folder: Path, written: JsonObject) -> None:
 def _load_huggingface(
     folder: Path, device: torch.device | str, dtype: torch.dtype | None
 ) -> LanguageModel:
+    if (folder / WEIGHT_SHARDS).is_dir():
+        return _load_cut(folder, device, dtype)
     return load_huggingface(folder, device=device, dtype=dtype)
+
+
+def _load_cut(
+    folder: Path, device: torch.device | str, dtype: torch.dtype | None
+) -> HuggingFaceModel:
+    """A model of transformers whose weights are in `weights.shards`, by the names of its module."""
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForMultimodalLM,
+        GenerationConfig,
+    )
+
+    config = AutoConfig.from_pretrained(str(folder))
+    pictured = any(hasattr(config, name) for name in ("vision_config", "audio_config"))
+    kind: Any = AutoModelForMultimodalLM if pictured else AutoModelForCausalLM
+    inner, weights = kind.from_config(config), _read_weights(folder)
+    try:
+        for name, weight in inner.named_parameters():
+            weight.data = weight.data.to(weights[INNER + name].dtype)
+        inner.load_state_dict({name.removeprefix(INNER): one for name, one in weights.items()})
+    except (KeyError, RuntimeError) as error:
+        raise CorruptionError(
+            f"{folder / WEIGHT_SHARDS}: {one_line(error)}; take another checkpoint"
+        ) from None
+    if (folder / "generation_config.json").is_file():
+        inner.generation_config = GenerationConfig.from_pretrained(str(folder))
+    refuse_not_finite(folder, inner.named_parameters())
+    model = HuggingFaceModel(inner.to(device=device, dtype=dtype).train())
+    return with_facts(model, ModelFacts.of_folder(folder))
 
 
 def _load_own(
@@ -229,8 +281,11 @@ def _load_own(
     dtype: torch.dtype | None,
 ) -> LanguageModel:
     model = load_own(folder, described, module)
+    weights = _read_weights(folder)
+    if not (folder / WEIGHT_SHARDS).is_dir():
+        weights = {f"{PREFIX}{name}": weight for name, weight in weights.items()}
     try:
-        model.load_state_dict(own_weights(folder))
+        model.load_state_dict(weights)
     except RuntimeError as error:
         raise CorruptionError(
             f"{folder / WEIGHTS}: is of another module: {one_line(error)}"
@@ -239,18 +294,49 @@ def _load_own(
     return model.to(device=device, dtype=dtype)
 
 
-def own_weights(folder: Path) -> dict[str, Tensor]:
-    """Weights of a user module, by their names in our wrapper.
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """Whole weights of a folder, by the names that they are stored with.
 
     Raises:
         CorruptionError: They cannot be read.
     """
+    if (folder / WEIGHT_SHARDS).is_dir():
+        return StoredTensors((folder / WEIGHT_SHARDS).iterdir()).read()
     try:
-        return {f"{PREFIX}{name}": weight for name, weight in load_file(folder / WEIGHTS).items()}
+        return load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise CorruptionError(
-            f"{folder / WEIGHTS}: {one_line(error)}; copy the model again"
+            f"{folder / WEIGHTS}: {one_line(error)}; copy the model again, or take another "
+            "checkpoint"
         ) from None
+
+
+def stored_weights(folder: Path) -> StoredTensors | None:
+    """The weights of a folder that `save_model` wrote, by their names in the model; None: only
+    `load_model` knows them, as in the layout of transformers, or of LoRA next to its base.
+
+    Raises:
+        CorruptionError: They cannot be read.
+    """
+    if (folder / WEIGHT_SHARDS).is_dir():
+        return StoredTensors((folder / WEIGHT_SHARDS).iterdir())
+    kind = _described(folder / MODEL)["kind"]
+    if kind not in ("transformer", "own") or (folder / LORA).is_file():
+        return None
+    return StoredTensors([folder / WEIGHTS], PREFIX if kind == "own" else "")
+
+
+def saved_settings(folder: Path) -> tuple[ModelSettings | None, LoraSettings | None]:
+    """The settings of a `Transformer`, if it is one, and of the LoRA, of a folder that `save_model`
+    wrote.
+    """
+    described = _described(folder / MODEL)
+    lora = described.get("lora")
+    own = described["kind"] == "transformer"
+    return (
+        _settings(folder, described["settings"]) if own else None,
+        None if lora is None else LoraSettings.of(lora),
+    )
 
 
 def _described(path: Path) -> JsonObject:
@@ -268,20 +354,24 @@ def _described(path: Path) -> JsonObject:
     return described
 
 
-def _load_transformer(
-    folder: Path, written: JsonObject, device: torch.device | str, dtype: torch.dtype | None
-) -> Transformer:
+def _settings(folder: Path, written: JsonObject) -> ModelSettings:
     known = {field.name for field in fields(ModelSettings)}
     if unknown := sorted(set(written) - known):
         raise FormatError(
             f"{folder / MODEL}: unknown settings {', '.join(unknown)}; use the version that "
             "wrote it"
         )
-    settings = ModelSettings.of(written)
+    return ModelSettings.of(written)
+
+
+def _load_transformer(
+    folder: Path, written: JsonObject, device: torch.device | str, dtype: torch.dtype | None
+) -> Transformer:
+    settings = _settings(folder, written)
     if dtype == torch.float32:
         settings = replace(settings, dtype="float32")
     try:
-        weights = load_file(folder / WEIGHTS)
+        weights = _read_weights(folder)
         stored = weights["embedding.weight"].dtype
         model = empty_transformer(settings, device, dtype or stored)
         model.load_state_dict(weights)

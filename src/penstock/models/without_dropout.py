@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from penstock.models.attention.compiling import uncompiled
 from penstock.models.ours.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -78,13 +79,13 @@ def without_dropout(model: Any) -> Iterator[None]:
 
 @contextmanager
 def evaluating(inner: "PreTrainedModel") -> Iterator[None]:
-    """Evaluation mode without gradients within the block; each module has its own mode again
-    afterwards.
+    """Evaluation mode without gradients or compiled code within the block; each module has its own
+    mode again afterwards.
     """
     training = [(module, module.training) for module in inner.modules()]
     inner.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), uncompiled():
             yield
     finally:
         for module, mode in training:

@@ -17,13 +17,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError
 from penstock.learn.distillation.teacher_rows import TeacherRow
 from penstock.models.gradients import accumulator
+from penstock.plan.inputs.torch_tensors import on_device, on_host
 
 BlockSum = Callable[[Tensor, int], Tensor]
 """Hidden states [n, width] of a block, and the block's index → a scalar."""
@@ -32,7 +35,9 @@ BlockSum = Callable[[Tensor, int], Tensor]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pairing:
-    """C chunks of two rows, on the student's device."""
+    """C chunks of two rows. Bounds are best on the CPU, where they are cut into blocks; weights on
+    the student's device.
+    """
 
     student_bounds: Tensor
     """int64 [C, 2] half-open ranges of slots, ascending and disjoint; the predictors of [b, e) are
@@ -52,14 +57,14 @@ class Pairing:
     ) -> Self:
         """The chunks of `row`, or the same chunks with other `weights`, float [C]."""
         return cls(
-            student_bounds=torch.from_numpy(row.student_bounds)
-            .to(device, torch.int64)
-            .reshape(-1, 2),
-            teacher_bounds=torch.from_numpy(row.teacher_bounds)
-            .to(device, torch.int64)
-            .reshape(-1, 2),
-            weights=(torch.from_numpy(row.weights) if weights is None else weights).to(device),
+            student_bounds=torch.from_numpy(row.student_bounds.astype(np.int64)).reshape(-1, 2),
+            teacher_bounds=torch.from_numpy(row.teacher_bounds.astype(np.int64)).reshape(-1, 2),
+            weights=on_device(row.weights if weights is None else weights, torch.device(device)),
         )
+
+    def host_bounds(self) -> tuple[Int64, Int64]:
+        """Both sides' bounds in NumPy."""
+        return on_host(self.student_bounds), on_host(self.teacher_bounds)
 
 
 def sum_over_blocks(
@@ -150,6 +155,17 @@ class Side:
     """int64 [P] chunk of each predictor, as an index in the block, ascending."""
     lengths: Tensor
     """int64 [C] number of predictors of each chunk."""
+    host_slots: Int64
+    """`slots` in NumPy."""
+
+    def of_row(self, values: Tensor, like: Tensor) -> Tensor:
+        """[P, …] what a teacher's row [T, …] has at the slots, on the device and in the dtype of
+        `like`. A row on the host is read there, and only its part is sent.
+        """
+        if values.device == self.slots.device:
+            return values[self.slots].to(like)
+        found = values[on_device(self.host_slots, values.device)]
+        return on_device(found, like.device).to(like.dtype)
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean over each chunk's predictors: [P, …] to [C, …]."""
@@ -210,32 +226,34 @@ def chunk_blocks(
     Raises:
         ConfigError: A chunk begins at slot 0.
     """
-    student, teacher, weights = (
-        pairing.student_bounds.cpu(),
-        pairing.teacher_bounds.cpu(),
-        pairing.weights.cpu(),
-    )
+    device = torch.device(device)
+    student, teacher = pairing.host_bounds()
+    weights = on_device(pairing.weights, device)
+    last = student[:, 1] - 1, teacher[:, 1] - 1
     if len(pairing) and min(int(student.min()), int(teacher.min())) < 1:
         raise ConfigError(
             "a chunk begins at slot 0, but no slot predicts the first token; leave the chunk "
             "out, as TeacherRows does"
         )
     if first:
-        student = torch.stack((student[:, 0], student[:, 0] + 1), 1)
-        teacher = torch.stack((teacher[:, 0], teacher[:, 0] + 1), 1)
-    cuts = _cuts(torch.maximum(student.diff()[:, 0], teacher.diff()[:, 0]).tolist(), most)
+        student = np.stack((student[:, 0], student[:, 0] + 1), 1)
+        teacher = np.stack((teacher[:, 0], teacher[:, 0] + 1), 1)
+    lengths = np.maximum(np.diff(student)[:, 0], np.diff(teacher)[:, 0])
     blocks = []
-    for begin, end in pairwise(cuts):
+    for begin, end in pairwise(_cuts(lengths.tolist(), most)):
         part = slice(begin, end)
-        side, last = _side(student[part], device), pairing.student_bounds[part, 1].to(device) - 1
+        side = _side(student[part], device)
+        slots = side.slots
+        if ends:
+            slots = on_device(np.union1d(side.host_slots, last[0][part]), device)
         blocks.append(
             ChunkBlock(
-                slots=torch.unique(torch.cat((side.slots, last))) if ends else side.slots,
+                slots=slots,
                 student=side,
                 teacher=_side(teacher[part], device),
-                student_ends=last,
-                teacher_ends=pairing.teacher_bounds[part, 1].to(device) - 1,
-                weights=weights[part].to(device),
+                student_ends=on_device(last[0][part], device),
+                teacher_ends=on_device(last[1][part], device),
+                weights=weights[part],
             )
         )
     return blocks
@@ -252,12 +270,17 @@ def _cuts(lengths: list[int], most: int) -> list[int]:
     return [*cuts, len(lengths)] if lengths else [0]
 
 
-def _side(bounds: Tensor, device: torch.device) -> Side:
+def _side(bounds: Int64, device: torch.device) -> Side:
     lengths = bounds[:, 1] - bounds[:, 0]
-    chunks = torch.repeat_interleave(lengths)
-    starts = lengths.cumsum(0) - lengths
-    slots = torch.arange(len(chunks)) - starts[chunks] + bounds[chunks, 0] - 1
-    return Side(slots=slots.to(device), chunks=chunks.to(device), lengths=lengths.to(device))
+    chunks = np.repeat(np.arange(len(lengths)), lengths)
+    starts = lengths.cumsum() - lengths
+    slots = np.arange(len(chunks)) - starts[chunks] + bounds[chunks, 0] - 1
+    return Side(
+        slots=on_device(slots, device),
+        chunks=on_device(chunks, device),
+        lengths=on_device(lengths, device),
+        host_slots=slots,
+    )
 
 
 def no_loss(logits_of: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:

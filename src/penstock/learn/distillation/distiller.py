@@ -8,11 +8,12 @@ worker threads change nothing but the order of additions. The choice of teacher 
 document. A rank without chunks returns exactly zero and takes part in every collective.
 """  # noqa: E501
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,6 +28,7 @@ from penstock.learn.distillation.settings import DistillationSettings, LossSetti
 from penstock.learn.distillation.teacher_rows import TeacherRow
 from penstock.learn.distillation.teachers import Teacher, document_scores
 from penstock.learn.distillation.token_losses import Projector
+from penstock.plan.inputs.torch_tensors import on_device
 
 Sum = Callable[[Sequence[float]], list[float]]
 """Sums each value over all ranks."""
@@ -81,7 +83,7 @@ class Distiller(nn.Module):
         self._vocab_size, self._device = vocab_size, torch.device(device)
         self._ratio = 1.0
         self._denominators: list[float] = []
-        self._sums = [0.0] * len(self.teachers)
+        self._sums: list[Tensor] = []
         self._pairs: list[Tensor | None] = []
         projectors: list[nn.Module] = []
         for one in self.teachers:
@@ -106,7 +108,9 @@ class Distiller(nn.Module):
         self._denominators = total(
             [sum(float(row[t].weights.sum()) for row in rows) for t in range(len(self.teachers))]
         )
-        self._sums = [0.0] * len(self.teachers)
+        self._sums = [
+            torch.zeros((), dtype=torch.float64, device=self._device) for _ in self.teachers
+        ]
         for number, one in enumerate(self.teachers):
             one.teacher.ask([row[number] for row in rows])
 
@@ -129,8 +133,8 @@ class Distiller(nn.Module):
         loss = no_loss(logits_of, hidden)
         for number, share in enumerate(self._shares(outputs, rows)):
             one, row = self.teachers[number], rows[number]
-            documents = torch.from_numpy(row.documents).long()
-            weights = torch.from_numpy(row.weights) * share[documents].to(torch.float32)
+            documents = on_device(row.documents.astype(np.int64), self._device)
+            weights = on_device(row.weights, self._device) * share[documents].to(torch.float32)
             scale = (
                 self.settings.distillation * self._ratio / max(self._denominators[number], 1e-12)
             )
@@ -149,21 +153,21 @@ class Distiller(nn.Module):
                 scale=scale,
             )
             loss = loss + part
-            self._sums[number] += float(divergence)
+            self._sums[number] += divergence.detach().to(self._device)
         return loss
 
     def _shares(self, outputs: Sequence[TeacherOutputs], rows: tuple[TeacherRow, ...]) -> Tensor:
         """Weight of each teacher on each document, float64 [teachers, documents]."""
         settings = self.settings
-        weights = torch.tensor([one.settings.weight for one in self.teachers], dtype=torch.float64)[
-            :, None
-        ]
+        weights = on_device(
+            np.array([one.settings.weight for one in self.teachers], np.float64), self._device
+        )[:, None]
         count = len(rows[0].text_bytes)
         if settings.choose == "all" or len(self.teachers) == 1:
             return weights.expand(-1, count)
         scores = torch.stack(
             [
-                document_scores(found, row, settings.score).double().cpu()
+                on_device(document_scores(found, row, settings.score).double(), self._device)
                 for found, row in zip(outputs, rows, strict=True)
             ]
         )
@@ -173,21 +177,24 @@ class Distiller(nn.Module):
         shares: Tensor = torch.softmax(settings.sharpness * scores, 0) * weights
         return shares
 
-    def end(self, total: Sum, cross_entropy: float) -> dict[str, float]:
+    def pending(self) -> dict[str, Tensor]:
+        """Sums of the step's divergences as they are on the device, for `StepSums`."""
+        return {f"distillation {number}": one for number, one in enumerate(self._sums)}
+
+    def end(self, sums: Mapping[str, float], cross_entropy: float) -> dict[str, float]:
         """End a step: return its figures, from which the next step is balanced.
 
         Args:
-            total: Sums over ranks.
+            sums: What `pending` gave, summed over ranks.
             cross_entropy: The step's cross entropy, nats a target.
 
         Returns:
             `distillation`: divergence from all teachers, before any factor; `distillation_NUMBER`:
             from each, if there are several; `chunks`: the sum of the chunks' weights in this step.
         """
-        sums = total(self._sums)
         parts = [
-            value / max(weights, 1e-12)
-            for value, weights in zip(sums, self._denominators, strict=True)
+            sums[f"distillation {number}"] / max(weights, 1e-12)
+            for number, weights in enumerate(self._denominators)
         ]
         figures = {"distillation": sum(parts), "chunks": sum(self._denominators)}
         if len(parts) > 1:

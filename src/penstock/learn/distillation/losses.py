@@ -40,6 +40,7 @@ from penstock.learn.distillation.token_losses import (
     SortedProbabilities,
 )
 from penstock.models.gradients import accumulator, leaves
+from penstock.plan.inputs.torch_tensors import on_device, on_host
 
 Logits = Callable[[Tensor], Tensor]
 Divergence = Callable[[Tensor, ChunkBlock], Tensor]
@@ -180,8 +181,11 @@ class ChunkLikelihood:
                 "outputs have none; ask with Wanted(boundary=True), or set debias to false"
             )
         self._settings, self._outputs, self._targets = settings, outputs, targets
+        # Their number is counted on the host, where the mask is.
         self._boundary = (
-            boundary.nonzero()[:, 0] if settings.debias and boundary is not None else None
+            torch.from_numpy(np.flatnonzero(on_host(boundary)))
+            if settings.debias and boundary is not None
+            else None
         )
 
     def __call__(self, logits: Tensor, block: ChunkBlock) -> Tensor:
@@ -196,25 +200,21 @@ class ChunkLikelihood:
     def _student(self, logits: Tensor, block: ChunkBlock) -> Tensor:
         side, log_z = block.student, logits.logsumexp(-1)
         places = torch.searchsorted(block.slots, side.slots)
-        realised = side.sum(
-            logits[places, self._targets.to(logits.device)[side.slots]] - log_z[places]
-        )
+        realised = side.sum(logits[places, self._targets[side.slots]] - log_z[places])
         if self._boundary is None:
             return realised
         ends = torch.searchsorted(block.slots, block.student_ends)
-        boundary = (
-            logits.index_select(0, ends)
-            .index_select(1, self._boundary.to(logits.device))
-            .logsumexp(-1)
-        )
+        ids = on_device(self._boundary, logits.device)
+        boundary = logits.index_select(0, ends).index_select(1, ids).logsumexp(-1)
         return realised + boundary - log_z[ends]
 
     def _teacher(self, block: ChunkBlock, like: Tensor) -> Tensor:
         # A token's probability is stored at its own slot, one after its predictor.
-        tokens = self._outputs.token_log_probs.to(like)
+        tokens = on_device(self._outputs.token_log_probs, like.device).to(like.dtype)
         found = block.teacher.sum(tokens[block.teacher.slots + 1])
         if self._boundary is not None and self._outputs.boundary_log_probs is not None:
-            found = found + self._outputs.boundary_log_probs.to(like)[block.teacher_ends]
+            ends = on_device(self._outputs.boundary_log_probs, like.device).to(like.dtype)
+            found = found + ends[block.teacher_ends]
         return found
 
 
@@ -250,8 +250,8 @@ def merge_chunks(pairing: Pairing, boundary_log_probs: Tensor, threshold: float)
     """
     if not len(pairing):
         return pairing
-    student, teacher = pairing.student_bounds.cpu().numpy(), pairing.teacher_bounds.cpu().numpy()
-    likely = boundary_log_probs.float().cpu().numpy()[teacher[:-1, 1] - 1] > np.log(threshold)
+    student, teacher = pairing.host_bounds()
+    likely = on_host(boundary_log_probs.float())[teacher[:-1, 1] - 1] > np.log(threshold)
     apart = (student[1:, 0] != student[:-1, 1]) | (teacher[1:, 0] != teacher[:-1, 1])
     begins = np.concatenate(([True], likely | apart))
     of = np.cumsum(begins) - 1

@@ -11,6 +11,7 @@ probabilities.
 
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +32,9 @@ from penstock.learn.distillation.outputs import TeacherOutputs
 from penstock.learn.distillation.projection import Projection
 from penstock.learn.distillation.settings import LossSettings
 from penstock.models.gradients import accumulator
+
+COUNTS_FREELY = ("cpu",)
+"""Devices that are asked for numbers of elements; others would have to be waited for."""
 
 
 @final
@@ -105,7 +109,9 @@ class Projector(nn.Module):
         return projected
 
     def columns(self, probabilities: Tensor, ids: Tensor) -> Tensor:
-        """Project to the teacher tokens `ids` of each row only, at the cost of their cells alone.
+        """Project to the teacher tokens `ids` of each row only, on the CPU at the cost of their
+        cells alone. The number of these would have to be read from another device, which projects
+        whole rows instead.
 
         Args:
             probabilities: [n, student vocabulary], float32 or float64.
@@ -115,6 +121,8 @@ class Projector(nn.Module):
             [n, K], in the dtype of `probabilities`.
         """
         begins, counts = self.begins[ids.flatten()], self.begins.diff()[ids.flatten()]
+        if ids.device.type not in COUNTS_FREELY:
+            return self.forward(probabilities).gather(1, ids)
         outputs: Tensor = torch.repeat_interleave(counts)
         if len(outputs) > len(probabilities) * len(self.cells):
             return self.forward(probabilities).gather(1, ids)
@@ -134,10 +142,10 @@ class SameVocabulary:
     def __init__(
         self, settings: LossSettings, outputs: TeacherOutputs, pairing: Pairing, vocab_size: int
     ) -> None:
-        lengths = torch.cat((pairing.student_bounds, pairing.teacher_bounds)).diff()
-        if len(lengths) and int(lengths.max()) != 1:
+        lengths = np.diff(np.concatenate(pairing.host_bounds()))
+        if len(lengths) and (longest := int(lengths.max())) != 1:
             raise ConfigError(
-                f"loss kl compares token by token, but a chunk has {int(lengths.max())} "
+                f"loss kl compares token by token, but a chunk has {longest} "
                 "tokens; it needs a teacher with the student's tokenizer: use p_kl, h_kl or "
                 "alm"
             )
@@ -156,9 +164,7 @@ class SameVocabulary:
         """The divergence of each chunk [C]."""
         logits = logits.to(accumulator(logits.dtype)) / self._settings.temperature
         if self._outputs.log_probs is not None and self._top_k is None:
-            log_p = self._outputs.log_probs[
-                block.teacher.slots.to(self._outputs.log_probs.device)
-            ].to(logits)
+            log_p = block.teacher.of_row(self._outputs.log_probs, logits)
             return kl_of_logits(logits, log_p, reverse=self._settings.reverse)
         ids, listed = top_of(self._outputs, block.teacher, self._top_k, logits)
         if ids.shape[-1] == logits.shape[-1]:
@@ -268,12 +274,8 @@ class CommonVocabulary:
             )
         self._settings, self._outputs = settings, outputs
         self._pairs = pairs.to(torch.int64)
-        self._uncommon = [
-            torch.ones(size, dtype=torch.bool)
-            .index_fill(0, self._pairs[:, side].cpu(), False)
-            .nonzero()[:, 0]
-            for side, size in ((0, vocab_size), (1, full.shape[-1]))
-        ]
+        sizes = vocab_size, full.shape[-1]
+        self._uncommon = [_others(self._pairs[:, side], size) for side, size in enumerate(sizes)]
         self._buckets = len(self._pairs) + bool(len(self._uncommon[1 if settings.reverse else 0]))
 
     def __call__(self, logits: Tensor, block: ChunkBlock) -> Tensor:
@@ -300,9 +302,18 @@ class CommonVocabulary:
         teacher.
         """
         return (
-            found.index_select(1, self._pairs[:, side].to(found.device)),
-            found.index_select(1, self._uncommon[side].to(found.device)),
+            found.index_select(1, self._pairs[:, side]),
+            found.index_select(1, self._uncommon[side]),
         )
+
+
+def _others(used: Tensor, size: int) -> Tensor:
+    """The ids below `size` that are not used, each of which is used once at most."""
+    marks = torch.zeros(size, dtype=torch.bool, device=used.device).index_fill(0, used, True)
+    if used.device.type in COUNTS_FREELY:
+        return (~marks).nonzero()[:, 0]
+    # Those that are used are moved to the end, and cut off: their number is known.
+    return marks.to(torch.int8).argsort(stable=True)[: size - len(used)]
 
 
 @final
@@ -332,14 +343,13 @@ def student_mean(logits: Tensor, side: Side, temperature: float) -> Tensor:
 def teacher_mean(outputs: TeacherOutputs, side: Side, like: Tensor) -> Tensor:
     """Mean probabilities of each chunk [C, V], from the full distributions."""
     assert outputs.log_probs is not None
-    logs = outputs.log_probs[side.slots.to(outputs.log_probs.device)].to(like)
-    return side.mean(logs.exp())
+    return side.mean(side.of_row(outputs.log_probs, like).exp())
 
 
 def teacher_log_mean(outputs: TeacherOutputs, side: Side, like: Tensor) -> Tensor:
     """Logarithms of the mean probabilities of each chunk [C, V], from the full distributions."""
     assert outputs.log_probs is not None
-    return side.log_mean(outputs.log_probs[side.slots.to(outputs.log_probs.device)].to(like))
+    return side.log_mean(side.of_row(outputs.log_probs, like))
 
 
 def full_log_probs(outputs: TeacherOutputs, kind: str) -> Tensor:
@@ -363,13 +373,12 @@ def top_of(
     """The teacher's most likely tokens at each slot: ids [P, k] and log-probabilities [P, k]."""
     if outputs.log_probs is not None:
         assert top_k is not None
-        logs, ids = outputs.log_probs[side.slots.to(outputs.log_probs.device)].topk(top_k)
-    else:
-        assert outputs.top_ids is not None
-        assert outputs.top_log_probs is not None
-        places = side.slots.to(outputs.top_ids.device)
-        logs, ids = outputs.top_log_probs[places, :top_k], outputs.top_ids[places, :top_k]
-    return ids.to(like.device), logs.to(like)
+        logs, ids = side.of_row(outputs.log_probs, like).topk(top_k)
+        return ids, logs
+    assert outputs.top_ids is not None
+    assert outputs.top_log_probs is not None
+    ids = side.of_row(outputs.top_ids[:, :top_k], side.slots)
+    return ids, side.of_row(outputs.top_log_probs[:, :top_k], like)
 
 
 def known_mean(

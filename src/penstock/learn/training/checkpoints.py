@@ -6,20 +6,20 @@ the folder visible, and the rename is forced to the disk. So a visible folder wi
 complete, whenever the process is killed or the power fails. A folder is hidden before it is
 deleted. An older folder of the same name is kept as `NAME.old` until the new one is in place, so
 one of the two is always there. Writing reads the files once more, from memory, for their checksums;
-opening reads them once.
+opening reads them once. Several files are read at a time.
 
 A checkpoint is a folder of named parts; the name of a part decides its format:
 
 | name | given | written |
 |---|---|---|
-| `optimizer.safetensors` | name → tensor | safetensors |
+| `optimizer.safetensors` | name → tensor | one safetensors file |
+| `optimizer.shards` | name → tensor or DTensor, on all ranks | a folder: one safetensors file per rank, `penstock.models.tensor_files` |
 | `state.json` | a value that JSON can hold | JSON |
-| `optimizer.dcp` | name → tensor or DTensor, on all ranks | torch.distributed.checkpoint, one file per rank |
 | any, such as `model` | a function of a path, or the path of a file or folder | what it writes there, or a copy |
 
 With several processes, all of them call `save_checkpoint` with the same names. Rank 0 writes
-everything except the `.dcp` parts, which all ranks write. A failure on one rank is an error on
-every rank; no rank waits forever.
+everything except the `.shards` parts, of which each rank writes, and hashes, its own file. A
+failure on one rank is an error on every rank; no rank waits forever.
 """  # noqa: E501
 
 import hashlib
@@ -28,27 +28,36 @@ import os
 import re
 import shutil
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
-from penstock.core.errors import CorruptionError, FormatError, OutputError
+from penstock.core.errors import CorruptionError, FormatError, OutputError, StateError
 from penstock.core.formats import CHECKPOINT
 from penstock.core.json_values import JsonObject
 from penstock.core.terminal import visible
-from penstock.data.stores.files import sync, usual_mode
-from penstock.learn.training.processes import in_step, is_first
+from penstock.data.stores.files import sync
+from penstock.learn.training.processes import gather, in_step, is_first, rank_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from penstock.models.tensor_files import Piece, StoredTensors
+
 MANIFEST = "manifest.json"
-STATE, OPTIMIZER, SHARDED_OPTIMIZER = "state.json", "optimizer.safetensors", "optimizer.dcp"
+STATE, OPTIMIZER, SHARDED_OPTIMIZER = "state.json", "optimizer.safetensors", "optimizer.shards"
 """Parts of a run's checkpoint, besides its model."""
+SHARDS = ".shards"
+"""Ending of a part, of which each rank writes a file."""
 OLD = ".old"
+_OLD_SHARDS = "optimizer.dcp"
+"""Part of sharded checkpoints of version 1, which held pickles."""
+READERS = 4
+"""Files that a process reads, or forces to the disk, at a time."""
 _PARTIAL, _DELETED = ".partial", ".deleted"
 _NAME = re.compile(r"step-(\d{8,})(\.old)?")
 
@@ -91,7 +100,12 @@ def begin(target: Path) -> Path:
     return partial
 
 
-def finish(partial: Path, target: Path, facts: dict[str, object]) -> None:
+def finish(
+    partial: Path,
+    target: Path,
+    facts: Mapping[str, object],
+    written: Mapping[str, JsonObject] = MappingProxyType({}),
+) -> None:
     """Force the files of `partial` to the disk, add the manifest, and rename the folder to
     `target`.
 
@@ -99,15 +113,20 @@ def finish(partial: Path, target: Path, facts: dict[str, object]) -> None:
         partial: The folder that `begin` made, filled.
         target: Its final path.
         facts: Further entries of the manifest.
+        written: Files that other ranks have written and forced to the disk: their `entries`.
     """
-    files: dict[str, JsonObject] = {}
+    for name in written:
+        if not (partial / name).is_file():
+            raise OutputError(
+                f"{target.parent}: {name} was written by another rank, and is not there: the "
+                "run's folder must be on a file system that all ranks share"
+            )
+    found = [path for path in sorted(partial.rglob("*")) if path.is_file()]
+    mine = [path for path in found if path.relative_to(partial).as_posix() not in written]
+    files = dict(sorted({**entries(partial, mine), **written}.items()))
     for path in sorted(partial.rglob("*")):
-        if path.is_file():
-            files[path.relative_to(partial).as_posix()] = {
-                "bytes": path.stat().st_size,
-                "sha256": digest(path),
-            }
-        sync(path)
+        if path.is_dir():
+            sync(path)
     manifest = partial / MANIFEST
     manifest.write_text(json.dumps({**facts, "files": files}, indent=1) + "\n", encoding="utf-8")
     sync(manifest)
@@ -119,6 +138,18 @@ def finish(partial: Path, target: Path, facts: dict[str, object]) -> None:
     os.rename(partial, target)
     sync(target.parent)
     remove(old)
+
+
+def entries(folder: Path, files: Iterable[Path]) -> dict[str, JsonObject]:
+    """Force files below a folder to the disk; the entries of the manifest for them."""
+
+    def entry(path: Path) -> tuple[str, JsonObject]:
+        sync(path)
+        found = {"bytes": path.stat().st_size, "sha256": digest(path)}
+        return path.relative_to(folder).as_posix(), found
+
+    with ThreadPoolExecutor(READERS) as readers:
+        return dict(readers.map(entry, files))
 
 
 def remove(folder: Path) -> None:
@@ -142,18 +173,21 @@ def read_manifest(folder: Path) -> JsonObject | None:
     return None if any("\0" in name for name, _, _ in entries) else manifest
 
 
-def damage(folder: Path, *, contents: bool = True) -> str | None:
+def damage(folder: Path, *, contents: bool = True, part: tuple[int, int] = (0, 1)) -> str | None:
     """One sentence on what is wrong with a folder that `finish` made; None if it is intact.
 
     Args:
         folder: The folder.
-        contents: Also read all files and compare their checksums (about 1 GB/s), not only their
-            sizes.
+        contents: Also read all files and compare their checksums (about 1 GB/s and core), not only
+            their sizes.
+        part: (k, n): look at every n-th file alone, from the k-th one on; largest files first.
     """
     manifest = read_manifest(folder)
     if manifest is None:
         return f"{MANIFEST} is missing or cannot be read, so it was never complete"
-    for name, entry in manifest["files"].items():
+
+    def wrong(item: tuple[str, JsonObject]) -> str | None:
+        name, entry = item
         path = folder / name
         try:
             size = path.stat().st_size
@@ -163,11 +197,18 @@ def damage(folder: Path, *, contents: bool = True) -> str | None:
                 return f"the bytes of {name} differ from their checksum"
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
-    return None
+        return None
+
+    files = sorted(manifest["files"].items(), key=lambda item: (-int(item[1]["bytes"]), item[0]))
+    with ThreadPoolExecutor(READERS) as readers:
+        found = list(readers.map(wrong, files[part[0] :: part[1]]))
+    return next((one for one in found if one is not None), None)
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+def digest(path: Path, *, missing: str | None = None) -> str:
+    """SHA-256 of a file, in hexadecimal; `missing`, if given, where there is no such file."""
+    if missing is not None and not path.is_file():
+        return missing
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -204,43 +245,20 @@ class Checkpoint:
 
         return load_file(self.part(name))
 
-    def shapes(self, name: str) -> dict[str, tuple[int, ...]]:
-        """Name → shape of the tensors in a `.dcp` part."""
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
-        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-        found = FileSystemReader(str(self.part(name))).read_metadata().state_dict_metadata
-        return {
-            key: tuple(one.size)
-            for key, one in found.items()
-            if isinstance(one, TensorStorageMetadata)
-        }
-
-    def read_into(self, name: str, tensors: Mapping[str, "Tensor"]) -> None:
-        """Read a `.dcp` part into tensors of the same names, sharded in any way; all processes call
-        it together.
+    def stored(self, name: str) -> "StoredTensors":
+        """The tensors of a `.safetensors` or `.shards` part, to read into others, cut in any way.
 
         Raises:
-            CorruptionError: The part lacks one of the tensors, or holds it in another shape.
+            CorruptionError: A file cannot be read.
         """
-        from torch.distributed import is_initialized
-        from torch.distributed.checkpoint.api import CheckpointException
-        from torch.distributed.checkpoint.state_dict_loader import load
+        from penstock.models.tensor_files import StoredTensors
 
-        try:
-            with _one_process_is_meant():
-                load(
-                    dict(tensors), checkpoint_id=str(self.part(name)), no_dist=not is_initialized()
-                )
-        except (Exception, CheckpointException) as error:
-            raise CorruptionError(
-                f"{self.folder / name}: {_reasons(error)}; resume with the model that it was "
-                "saved with"
-            ) from error
+        path = self.part(name)
+        return StoredTensors(path.iterdir() if path.is_dir() else [path])
 
 
 def save_checkpoint(
-    folder: str | Path, step: int, parts: Mapping[str, Any], *, keep: int = 3
+    folder: str | Path, step: int, parts: Mapping[str, Any], *, keep: int = 3, group: Any = None
 ) -> Checkpoint:
     """Write a checkpoint; when this returns, it is on the disk.
 
@@ -250,34 +268,43 @@ def save_checkpoint(
         parts: Name → content; see the table of the module.
         keep: Complete checkpoints up to this step to keep; older ones are deleted once this one is
             complete.
+        group: Process group in which the ranks speak about it; None: the default one. A thread
+            beside the training needs its own.
 
     Raises:
         OutputError: The checkpoint cannot be written (a full disk, a read-only folder). Earlier
             ones are untouched.
     """
-    target = Path(folder) / f"step-{step:08d}"
-    with output_errors(Path(folder)), in_step():
-        partial = begin(target) if is_first() else target.with_name(f".{target.name}.partial")
+    folder, first = Path(folder), is_first()
+    target = folder / f"step-{step:08d}"
+    with output_errors(folder), in_step(group):
+        partial = begin(target) if first else target.with_name(f".{target.name}{_PARTIAL}")
     try:
-        for name, part in parts.items():
-            with output_errors(Path(folder)), in_step():
-                if name.endswith(".dcp"):
-                    _write_sharded(partial / name, part)
-                elif is_first():
+        written: dict[str, JsonObject] = {}
+        with output_errors(folder), in_step(group):
+            for name, part in parts.items():
+                if name.endswith(SHARDS):
+                    written |= _write_shard(partial, name, part)
+                elif first:
                     _write(partial / name, part)
-        with output_errors(Path(folder)), in_step():
-            if is_first():
-                finish(partial, target, {**CHECKPOINT.fields(), "step": step})
-                _prune(Path(folder), step, keep)
+        written = {name: one for each in gather(written, group) for name, one in each.items()}
+        with output_errors(folder), in_step(group):
+            if first:
+                finish(partial, target, {**CHECKPOINT.fields(), "step": step}, written)
+                _prune(folder, step, keep)
     except BaseException:
-        if is_first():
+        if first:
             shutil.rmtree(partial, ignore_errors=True)
         raise
     return Checkpoint(folder=target, step=step)
 
 
 def newest_complete(
-    folder: str | Path, *, say: Callable[[str], None] | None = None
+    folder: str | Path,
+    *,
+    say: Callable[[str], None] | None = None,
+    together: bool = False,
+    group: Any = None,
 ) -> Checkpoint | None:
     """The newest checkpoint with intact checksums; None if there is none.
 
@@ -285,10 +312,23 @@ def newest_complete(
         folder: `RUN/checkpoints`.
         say: Called with one sentence for each newer checkpoint that is skipped; None: print to
             standard error.
+        together: Whether all ranks call it, for the same folder: each file is then read by one of
+            them, and all find the same.
+        group: Process group in which they then speak; None: the default one.
+
+    Raises:
+        StateError: Ranks that look together see different checkpoints.
     """
-    say = say or _say
-    for step, path in _found(Path(folder)):
-        wrong = damage(path)
+    say, folder = say or _say, Path(folder)
+    candidates = _found(folder)
+    if together:
+        _require_same(folder, [(step, path.name) for step, path in candidates], group)
+    for step, path in candidates:
+        if together:
+            found = gather(damage(path, part=rank_of()), group)
+            wrong = next((one for one in found if one is not None), None)
+        else:
+            wrong = damage(path)
         if wrong is None:
             try:
                 return _opened(path, step)
@@ -297,6 +337,16 @@ def newest_complete(
                 wrong = str(error).removeprefix(f"{path}: ")
         say(f"{path}: skipped: {wrong}")
     return None
+
+
+def _require_same(folder: Path, mine: list[tuple[int, str]], group: Any) -> None:
+    prints = [digest(folder / name / MANIFEST, missing="") for _, name in mine]
+    if any(one != (mine, prints) for one in gather((mine, prints), group)):
+        step = mine[0][0] if mine else 0
+        raise StateError(
+            f"{folder.parent}: the ranks find different checkpoints, this one step {step}; "
+            "the run's folder must be the same on all of them"
+        )
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
@@ -319,6 +369,11 @@ def _opened(path: Path, step: int) -> Checkpoint:
     manifest = read_manifest(path)
     assert manifest is not None
     CHECKPOINT.check(manifest, path, cure="take another checkpoint of the run")
+    if (path / _OLD_SHARDS).exists():
+        raise FormatError(
+            f"{path}: its optimizer state is sharded in an older format; resume it with the "
+            "penstock that wrote it, without shard, and go on from what this saves"
+        )
     if manifest.get("step") != step:
         raise FormatError(
             f"{path}: holds step {manifest.get('step')}; rename the folder to that step"
@@ -359,10 +414,10 @@ def _write(path: Path, part: Any) -> None:
     if callable(part):
         part(path)
     elif path.suffix == ".safetensors":
-        from safetensors.torch import save_file
+        from penstock.models.tensor_files import Piece, write_pieces
 
-        save_file({name: tensor.detach().contiguous() for name, tensor in part.items()}, path)
-        usual_mode(path)
+        whole = {name: Piece(one.detach(), (0,) * one.ndim) for name, one in part.items()}
+        write_pieces(path, whole, cut=False)
     elif path.suffix == ".json":
         path.write_text(json.dumps(part, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     elif Path(part).is_dir():
@@ -371,38 +426,17 @@ def _write(path: Path, part: Any) -> None:
         shutil.copyfile(part, path)
 
 
-def _write_sharded(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
-    from torch.distributed import is_initialized
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict_saver import save
+def _write_shard(
+    partial: Path, name: str, tensors: Mapping[str, "Tensor | Piece"]
+) -> dict[str, JsonObject]:
+    """Write this rank's file of a part; its entry of the manifest."""
+    from penstock.models.tensor_files import own_pieces, write_pieces
 
-    try:
-        with _one_process_is_meant():
-            save(dict(tensors), checkpoint_id=str(path), no_dist=not is_initialized())
-    except CheckpointException as error:
-        # It is a BaseException and not an Exception, so `in_step` would not pass it on to the other
-        # ranks.
-        raise OSError(_reasons(error)) from error
-
-
-def _reasons(error: BaseException) -> str:
-    """Each rank's failure, without the tracebacks in torch's exception."""
-    failures = getattr(error, "failures", {})
-    return "; ".join(
-        f"rank {rank}: {failure[0]}" for rank, failure in sorted(failures.items())
-    ) or str(error)
-
-
-@contextmanager
-def _one_process_is_meant() -> Iterator[None]:
-    """Silence torch's warning that it assumes one process because there is no process group; one is
-    meant.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="torch.distributed is disabled", category=UserWarning
-        )
-        yield
+    rank, size = rank_of()
+    path = partial / name / f"rank-{rank:05d}-of-{size:05d}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_pieces(path, own_pieces(tensors, is_first=rank == 0), cut=True)
+    return entries(partial, [path])
 
 
 def _say(sentence: str) -> None:

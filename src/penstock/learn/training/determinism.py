@@ -10,6 +10,7 @@ import torch
 
 from penstock.core.json_values import JsonObject
 from penstock.learn.training.settings import TrainSettings
+from penstock.models.attention import flash_name
 
 if TYPE_CHECKING:
     pass
@@ -85,8 +86,15 @@ def bit_settings(
         shard=settings.shard,
         micro_sequences=settings.micro_sequences,
         rows_per_pass=rows_per_pass,
-        attention=settings.attention,
+        attention=_attention(settings, device),
         recurrent=" ".join(settings.recurrent_backends),
         dtype=dtype,
         fused=fused,
     )
+
+
+def _attention(settings: TrainSettings, device: torch.device) -> str:
+    """The backend, with its FlashAttention where that is not the one that torch brings."""
+    flash = flash_name(device.type)
+    other = flash and flash != "FlashAttention 2"
+    return f"{settings.attention} ({flash})" if other else settings.attention

@@ -11,9 +11,11 @@ How weights are split among ranks instead is in `sharding`.
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch import distributed as dist
@@ -26,6 +28,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from penstock.core.errors import ConfigError, OutputError
 from penstock.core.folders import local_path, lock_folder
+from penstock.learn.training.processes import SAVE_PATIENCE
 from penstock.learn.training.run_folder import LOCK
 from penstock.learn.training.settings import check_device
 from penstock.plan.loader.agreement import torch_gather
@@ -35,11 +38,15 @@ BUCKET_BYTES = 32 << 20
 """Maximum bytes of gradients summed in one call, unless a single gradient is larger."""
 
 
+PATIENCE = timedelta(hours=1)
+"""How long a rank waits for others: as long as one may evaluate, or read data, alone. A rank that
+ends is noticed at once, by torchrun; this is for one that hangs.
+"""
 _groups = 0
 """Process groups that this process has begun."""
 
 
-def _begin_group(backend: str) -> None:
+def _begin_group(device: torch.device) -> None:
     """A process group of all ranks; its names in the store are its own.
 
     A second group in the same processes (two runs, one after the other) would else read the
@@ -53,7 +60,16 @@ def _begin_group(backend: str) -> None:
         store, rank, size = HashStore(), 0, 1
     _groups += 1
     names = PrefixStore(f"penstock-{_groups}", store)
-    dist.init_process_group(backend, store=names, rank=rank, world_size=size)
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=names,
+        rank=rank,
+        world_size=size,
+        timeout=PATIENCE,
+        # Known from the start, so that communicators are made at once and on the right GPU.
+        device_id=device if on_gpu else None,
+    )
 
 
 @final
@@ -71,6 +87,8 @@ class Ranks:
         data: Among those that get different rows.
         context: Among those that share a row.
         context_group: Their process group; None: this process has rows of its own.
+        saving_group: Process group of all ranks for checkpoints, which are written beside the
+            training: messages of a thread must not mix with those of the steps. None: one process.
 
     Raises:
         ConfigError: `context_parallel` does not divide the number of processes.
@@ -89,12 +107,18 @@ class Ranks:
         self.data = DataParallel(rank // context_parallel, size // context_parallel)
         self.context = DataParallel(rank % context_parallel, context_parallel)
         self.context_group: Any = None
+        self.saving_group: Any = None
+        self._host_group: Any = None
         self._mine = False
         self._lock: weakref.finalize[[int], Ranks] | None = None
 
     def __enter__(self) -> "Ranks":
         if self.several:
             self.begin_group()
+            self.saving_group = dist.new_group(backend="gloo", timeout=SAVE_PATIENCE)
+        if self.several and dist.get_backend() != "gloo":
+            # Numbers of the host go by the network, past the device and what it still computes.
+            self._host_group = dist.new_group(backend="gloo", timeout=PATIENCE)
         if self.context.size > 1:
             self.context_group, _ = dist.new_subgroups(self.context.size)
         return self
@@ -104,13 +128,15 @@ class Ranks:
             self._lock()
         if self._mine and dist.is_initialized():
             dist.destroy_process_group()
-        elif self.context_group is not None and dist.is_initialized():
-            dist.destroy_process_group(self.context_group)
+        elif dist.is_initialized():
+            for group in (self.saving_group, self.context_group):
+                if group is not None:
+                    dist.destroy_process_group(group)
 
     def begin_group(self) -> None:
         """Begin the process group unless there is one; a single process needs its own to shard."""
         if not dist.is_initialized():
-            _begin_group("nccl" if self.device.type == "cuda" else "gloo")
+            _begin_group(self.device)
             self._mine = True
 
     @property
@@ -146,13 +172,21 @@ class Ranks:
             dist.barrier()
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Each value summed over all ranks, in float64."""
+        """Each value summed over all ranks, in float64; numbers of the host, so no device waits."""
         if not self.several:
             return list(values)
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
+        total = np.array(values, np.float64)
+        dist.all_reduce(torch.from_numpy(total), group=self._host_group)
         found: list[float] = total.tolist()
         return found
+
+    def sum_tensor(self, value: Tensor) -> Tensor:
+        """A tensor of the device summed over all ranks; it stays there."""
+        if not self.several:
+            return value
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
 
     def sum_of_rows(self, values: Sequence[float]) -> list[float]:
         """Each value summed over the ranks with different rows, in float64; ranks that share rows
@@ -164,9 +198,9 @@ class Ranks:
         """The smallest of all ranks' values."""
         if not self.several:
             return value
-        found = torch.tensor([value], device=self.device)
-        dist.all_reduce(found, dist.ReduceOp.MIN)
-        return int(found)
+        found = np.array([value], np.int64)
+        dist.all_reduce(torch.from_numpy(found), dist.ReduceOp.MIN, group=self._host_group)
+        return int(found[0])
 
     def gather(self, value: object) -> list[Any]:
         """The values of all ranks, in order."""

@@ -13,9 +13,10 @@ from penstock.data.shards.format.manifest import TokenizerInfo
 from penstock.learn.training.checks import check_ids
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.figure_names import SOURCE
-from penstock.learn.training.loss_groups import LossGroups, LossSums, means
+from penstock.learn.training.loss_groups import LossGroups, LossSums
 from penstock.learn.training.losses import row_loss
 from penstock.learn.training.path_training import require_token_targets
+from penstock.learn.training.step_sums import StepSums
 from penstock.learn.training.stop import Stop, never
 from penstock.models import LanguageModel
 from penstock.models.language_model import most_packed
@@ -105,7 +106,7 @@ class HeldOutLoss:
 
     def __call__(self, model: LanguageModel, stop: Stop = never) -> JsonObject:
         """See the class."""
-        nats = weights = 0.0
+        nats, weights = torch.zeros(2, dtype=torch.float64, device=model.device)
         taken = tokens = 0
         total = sum(source.count_tokens(cast(Corpus, source.path)) for source in self._sources)
         parts = LossSums(self._groups.names, len(model.prediction_weights), model.device)
@@ -123,8 +124,8 @@ class HeldOutLoss:
                         # Computed only because all ranks must gather a sharded model's weights
                         # together.
                         continue
-                    nats += float(sums.cross_entropy[0])
-                    weights += float(sums.weights[0])
+                    nats += sums.cross_entropy[0]
+                    weights += sums.weights[0]
                     parts.add(sums)
                 taken += len(step) * self._ranks.place.size
                 tokens += step.num_tokens
@@ -133,13 +134,12 @@ class HeldOutLoss:
                     return {}
                 if self._rows is not None and taken >= self._rows:
                     break
-        nats, weights = self._ranks.sum([nats, weights])
-        return self._figures(nats, weights, parts.take(self._ranks.sum))
+        pending = StepSums(self._ranks)
+        pending.add({"nats": nats, "weights": weights, **parts.pending()})
+        read = pending.take()
+        return self._figures(read["nats"], read["weights"], parts.means(read))
 
-    def _figures(
-        self, nats: float, weights: float, parts: dict[str, tuple[float, float]]
-    ) -> JsonObject:
-        found = means(parts)
+    def _figures(self, nats: float, weights: float, found: dict[str, float]) -> JsonObject:
         # The sum of weights may be far below 1, and the loss is still a mean.
         loss = nats / weights if weights else 0.0
         shares = {f"{SOURCE}{source.name}": float(source.share) for source in self._sources}

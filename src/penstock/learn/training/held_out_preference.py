@@ -12,6 +12,7 @@ from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.path_losses import Figures
 from penstock.learn.training.path_settings import PreferenceSettings
 from penstock.learn.training.path_training import PathTraining, figure_means, figure_names
+from penstock.learn.training.step_sums import StepSums
 from penstock.models import LanguageModel
 from penstock.plan.loader.agreement import check_ranks
 from penstock.plan.loader.loader import Loader
@@ -80,7 +81,8 @@ class HeldOutPreference:
         """
         paths = self._paths
         assert paths is not None
-        names, loss, taken = figure_names(paths.settings), 0.0, 0
+        names, taken = figure_names(paths.settings), 0
+        loss = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
         sums: Figures = {}
         units: dict[str, int] = {}
         for step in self._loader():
@@ -89,7 +91,7 @@ class HeldOutPreference:
                 paths.begin(rows, step, self._ranks)
                 for row in rows:
                     share, figures = paths.loss(row, model)
-                    loss += float(share) * paths.divisor
+                    loss += share.double() * paths.divisor
                     sums = {name: sums.get(name, 0.0) + value for name, value in figures.items()}
             units = {name: units.get(name, 0) + count for name, count in step.units.items()}
             taken += len(step) * self._ranks.place.size
@@ -97,8 +99,10 @@ class HeldOutPreference:
                 return {}
             if self._settings.rows is not None and taken >= self._settings.rows:
                 break
-        loss, *totals = self._ranks.sum([loss, *(sums.get(name, 0.0) for name in names)])
+        pending = StepSums(self._ranks)
+        pending.add({"loss": loss, **{name: sums.get(name, 0.0) for name in names}})
+        read = pending.take()
         assert isinstance(paths.settings, PreferenceSettings)
         count = units.get("pairs" if paths.settings.of_pairs else "examples", 0)
-        found = figure_means(paths.settings, dict(zip(names, totals, strict=True)), units)
-        return {"loss": loss / max(count, 1), **found}
+        found = figure_means(paths.settings, {name: read[name] for name in names}, units)
+        return {"loss": read["loss"] / max(count, 1), **found}

@@ -11,7 +11,7 @@ Cost: one number per slot, computed in the loader's threads, and one small all-r
 model does not run a second time, and the loss itself is the same, bit for bit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -23,6 +23,7 @@ from penstock.core.arrays import Int64, Records
 from penstock.learn.training.figure_names import DISTANCE, SOURCE, TASK
 from penstock.learn.training.losses import RowLoss
 from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.torch_tensors import on_device
 from penstock.plan.loader import Accompany, Companion, CompanionSource
 
 
@@ -109,15 +110,16 @@ class LossSums:
         """G, number of groups."""
         return len(self._names)
 
-    def groups(self, row: ModelInput) -> Tensor | None:
+    def groups(self, row: ModelInput, slots: Int64 | None = None) -> Tensor | None:
         """[K, T] groups of a row, or of joined rows, of a loader with `LossGroups`, on the device;
-        None: no groups.
+        None: no groups. `slots`: [t], those that are wanted; None: all.
         """
         made = row.distillation if isinstance(row.distillation, tuple) else (row.distillation,)
         lines = [one.groups for one in made if isinstance(one, GroupedRow)]
         if not self._names or not lines:
             return None
-        return torch.from_numpy(np.concatenate(lines, axis=1)).to(self._nats.device)
+        whole = np.concatenate(lines, axis=1)
+        return on_device(whole if slots is None else whole[:, slots], self._nats.device)
 
     def add(self, found: RowLoss) -> None:
         """Add a row, or a part of a row."""
@@ -129,34 +131,40 @@ class LossSums:
             self._nats[self._distances :] += found.groups[0]
             self._weights[self._distances :] += found.groups[1]
 
-    def take(
-        self, total: Callable[[Sequence[float]], list[float]]
-    ) -> dict[str, tuple[float, float]]:
-        """(nats, weights) by name over all ranks, for names with any weight; then reset the sums to
-        0.
-
-        Args:
-            total: Sums over ranks; called on all ranks or on none.
+    def pending(self) -> dict[str, Tensor]:
+        """Nats and weights of each part as they are on the device, for `StepSums`; then reset the
+        sums to 0.
         """
         if len(self._nats) == 1:
             return {}
         # Distance 1 is the loss itself.
-        numbers = total([*self._nats[1:].tolist(), *self._weights[1:].tolist()])
+        kept = (("nats", self._nats[1:].clone()), ("weights", self._weights[1:].clone()))
         self._nats.zero_()
         self._weights.zero_()
-        names = [
-            *(f"{DISTANCE}{distance}" for distance in range(2, self._distances + 1)),
-            *self._names,
-        ]
-        pairs = zip(numbers[: len(names)], numbers[len(names) :], strict=True)
-        return {name: pair for name, pair in zip(names, pairs, strict=True) if pair[1] > 0}
+        return {
+            f"{name} {what}": value
+            for what, values in kept
+            for name, value in zip(self._parts, values.unbind(), strict=True)
+        }
+
+    def means(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Nats over weights of each part that has any weight, of what `pending` gave, summed over
+        ranks.
+        """
+        if len(self._nats) == 1:
+            return {}
+        return {
+            name: sums[f"{name} nats"] / sums[f"{name} weights"]
+            for name in self._parts
+            if sums[f"{name} weights"] > 0
+        }
+
+    @property
+    def _parts(self) -> list[str]:
+        distances = range(2, self._distances + 1)
+        return [*(f"{DISTANCE}{distance}" for distance in distances), *self._names]
 
 
 def inner_of(row: ModelInput) -> Any:
     """The result of the other companion for a row."""
     return row.distillation.inner if isinstance(row.distillation, GroupedRow) else row.distillation
-
-
-def means(sums: dict[str, tuple[float, float]]) -> dict[str, float]:
-    """Nats over weights."""
-    return {name: nats / weights for name, (nats, weights) in sums.items()}

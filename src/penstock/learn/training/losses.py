@@ -350,6 +350,7 @@ def row_loss(
         chunk=chunk,
         groups=groups,
         num_groups=num_groups,
+        places=tensors.places,
     )
 
 
@@ -365,9 +366,13 @@ def hidden_loss(
     chunk: int | None = None,
     groups: Tensor | None = None,
     num_groups: int = 0,
+    places: Sequence[Tensor] | None = None,
 ) -> RowLoss:
     """The loss of hidden states [D, T, width] against targets [D, T] with weights [D, T]; see
     `row_loss`.
+
+    `places`: for each distance int64 [n] on the device, the slots with a target and a weight other
+    than 0. None: the device is asked for them, and the host waits for it.
     """
     divisors = (
         [float(denominators)]
@@ -380,34 +385,36 @@ def hidden_loss(
     of_groups: Tensor | None = None
     for distance, divisor in enumerate(divisors):
         weights = loss_weights[distance]
-        places = ((weights != 0) & (targets[distance] != IGNORE)).nonzero()[:, 0]
-        if len(places) and not divisor > 0:
+        at = (
+            ((weights != 0) & (targets[distance] != IGNORE)).nonzero()[:, 0]
+            if places is None
+            else places[distance]
+        )
+        if len(at) and not divisor > 0:
             raise ConfigError(
-                f"loss: denominator {distance} is {divisor}, and the row has {len(places)} "
+                f"loss: denominator {distance} is {divisor}, and the row has {len(at)} "
                 f"targets at distance {distance + 1}; pass the step's loss_denominators"
             )
-        every = len(places) == len(weights)
+        every = len(at) == len(weights)
         each = (
-            None
-            if groups is None or distance
-            else weights.new_empty(len(places), dtype=torch.float64)
+            None if groups is None or distance else weights.new_empty(len(at), dtype=torch.float64)
         )
         part, cross_entropy = chunked_cross_entropy(
             logits_of,
-            hidden[distance] if every else hidden[distance].index_select(0, places),
-            targets[distance][places],
-            weights[places],
-            scale=distance_weights[distance] / divisor if len(places) else 0.0,
+            hidden[distance] if every else hidden[distance].index_select(0, at),
+            targets[distance][at],
+            weights[at],
+            scale=distance_weights[distance] / divisor if len(at) else 0.0,
             z_loss=z_loss,
             chunk=chunk,
             each=each,
         )
         total = total + part
         if each is not None and groups is not None:
-            of_groups = _by_group(each, weights[places], groups[:, places], num_groups)
-        num_targets += len(places)
+            of_groups = _by_group(each, weights[at], groups[:, at], num_groups)
+        num_targets += len(at)
         sums.append(cross_entropy)
-        counts.append(weights[places].sum(dtype=torch.float64))
+        counts.append(weights[at].sum(dtype=torch.float64))
     return RowLoss(
         loss=total,
         cross_entropy=torch.stack(sums),

@@ -1,20 +1,18 @@
 """Memory of a run: what cannot fit is refused, and rows are joined as far as there is room."""
 
 import os
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
 
 import torch
 
 from penstock.core.errors import ConfigError
-from penstock.learn.training.settings import TrainSettings
+from penstock.learn.training.computing import blocks_of, kept_bytes, precision_of
+from penstock.learn.training.settings import Checkpointing, TrainSettings
 from penstock.models import LanguageModel, ModelSettings
 from penstock.models.language_model import require_packed_rows
 from penstock.models.own_model import OwnModel
 from penstock.plan.loader import PlanSettings
 from penstock.plan.loader.loader import Loader
-
-if TYPE_CHECKING:
-    pass
 
 SLOTS_CPU, SLOTS_GPU = 2048, 16384
 """Slots of a pass from which on a larger one is hardly faster: on the CPU by `bench_training.py`
@@ -23,7 +21,7 @@ GPU a usual choice, not measured.
 """
 
 MEMORY_SHARE = 0.25
-"""Share of the device's memory that the activations of joined rows may need, as `_bytes_per_slot`
+"""Share of the device's memory that the activations of joined rows may need, as `kept_bytes`
 estimates them.
 """
 
@@ -75,6 +73,85 @@ def _compare(where: str, what: str, needed: int, there: int, cure: str) -> None:
         )
 
 
+def held_bytes(model: LanguageModel, settings: TrainSettings, ranks: int) -> int:
+    """What a rank holds all the time: weights, gradients and the optimizer's state, of which each
+    rank has its share where they are sharded.
+
+    Args:
+        model: The model.
+        settings: How to train.
+        ranks: Processes.
+    """
+    # A frozen weight has no gradient and no state; a trained one has four numbers of 32 bits.
+    count = sum(
+        weight.numel() * (16 if weight.requires_grad else weight.element_size())
+        for weight in model.parameters()
+    )
+    return count // (settings.shard_over or ranks) if settings.shard else count
+
+
+def check_room(
+    model: LanguageModel, settings: TrainSettings, device: torch.device, ranks: int, length: int
+) -> None:
+    """Refuse rows of which not even one fits into the device next to the weights.
+
+    Args:
+        model: As it was loaded.
+        settings: How to train.
+        device: Where the model is trained.
+        ranks: Processes.
+        length: Slots of a row.
+
+    Raises:
+        ConfigError: A row does not fit; says which settings would make it fit.
+    """
+    dtype, held = precision_of(settings, model), held_bytes(model, settings, ranks)
+    slots = -(-length // (settings.context_parallel * settings.micro_sequences))
+
+    def needed(kind: Checkpointing) -> int:
+        return held + slots * kept_bytes(
+            model, replace(settings, activation_checkpointing=kind), dtype
+        )
+
+    there, now = device_memory(device), settings.activation_checkpointing
+    if needed(now) <= there:
+        return
+    kinds: tuple[Checkpointing, ...] = ("selective", "full")
+    enough = next(
+        (kind for kind in kinds if blocks_of(model) and needed(kind) <= there < needed(now)), None
+    )
+    cures = [
+        f"set training.activation_checkpointing to {enough} ({needed(enough) / 1e9:,.1f} GB)"
+        if enough and settings.micro_sequences == 1
+        else "",
+        "share rows among processes (training.context_parallel)",
+        "" if settings.shard else "share weights among them (training.shard)",
+        "lower data.loader.sequence_length",
+    ]
+    raise ConfigError(
+        f"training: a row of {length:,} slots and the weights need about {needed(now) / 1e9:,.1f} "
+        f"GB of {device}, and there are {there / 1e9:,.1f}: {held / 1e9:,.1f} for weights, "
+        f"gradients and optimizer, the rest for activations; {', or '.join(filter(None, cures))}"
+    )
+
+
+def no_room(error: torch.OutOfMemoryError, settings: TrainSettings, rows: int) -> ConfigError:
+    """The error of a step for which the device had too little memory, with what lowers it."""
+    kinds = {"none": "selective, then full", "selective": "full"}
+    more = kinds.get(settings.activation_checkpointing)
+    cures = [
+        f"lower training.rows_per_pass (now {rows})" if rows > 1 else "",
+        f"set training.activation_checkpointing to {more}" if more else "",
+        "share weights among processes (training.shard: true)" if not settings.shard else "",
+        "lower data.loader.sequence_length",
+    ]
+    found = str(error).partition(". ")[0]
+    return ConfigError(
+        f"training: the device has too little memory for a step ({found}); "
+        f"{', or '.join(filter(None, cures))}. What was saved before is kept: --resume, resume=True"
+    )
+
+
 def rows_per_pass(
     model: LanguageModel, loader: Loader, settings: TrainSettings, *, taught: bool
 ) -> int:
@@ -108,7 +185,8 @@ def rows_per_pass(
     if own or pairs or taught or settings.micro_sequences > 1:
         return 1
     on_cpu = model.device.type == "cpu"
-    room = MEMORY_SHARE * device_memory(model.device) // _bytes_per_slot(model)
+    dtype = precision_of(settings, model)
+    room = MEMORY_SHARE * device_memory(model.device) // kept_bytes(model, settings, dtype)
     most = max(
         1, min(SLOTS_CPU if on_cpu else SLOTS_GPU, int(room)) * settings.context_parallel // slots
     )
@@ -117,16 +195,6 @@ def rows_per_pass(
     while settings.compile and ramp.divisor // ranks % count:
         count -= 1
     return count if count == 1 or model.packing(count * slots).longest >= slots else 1
-
-
-def _bytes_per_slot(model: LanguageModel) -> int:
-    """What a pass keeps of each slot for the backward pass, about: the inputs and outputs of all
-    linear layers.
-    """
-    assert isinstance(model, torch.nn.Module)
-    layers: list[Any] = [module for module in model.modules() if hasattr(module, "in_features")]
-    sizes: int = sum(layer.in_features + layer.out_features for layer in layers)
-    return max(1, sizes * model.compute_dtype.itemsize)
 
 
 def device_memory(device: torch.device) -> int:

@@ -98,7 +98,8 @@ class LossOfOwn:
             raise ConfigError(
                 "training.loss: has its own weights, which are not trained; put them into the model"
             )
-        self._sums: dict[str, float] | None = None
+        self._sums: dict[str, Tensor | float] | None = None
+        self._names: list[str] = []
 
     def __call__(
         self, model: LanguageModel, row: RowTensors, denominators: Sequence[float]
@@ -121,7 +122,7 @@ class LossOfOwn:
                 "the step's loss, or (scalar, figures by name)"
             )
         new = {
-            name: float(value.detach() if isinstance(value, Tensor) else value)
+            name: value.detach().double() if isinstance(value, Tensor) else float(value)
             for name, value in figures.items()
         }
         if self._sums is not None and self._sums.keys() != new.keys():
@@ -151,19 +152,15 @@ class LossOfOwn:
         if before is not None and isinstance(self.function, Stateful):
             self.function.load_state_dict(before)
 
-    def take(self, ranks: Ranks) -> dict[str, float]:
-        """The step's figures over all ranks, as `loss.NAME`; then reset the sums to 0."""
+    def pending(self) -> dict[str, Tensor | float]:
+        """The step's figures of this rank, as `loss.NAME`; then reset the sums to 0."""
         found, self._sums = self._sums or {}, None
-        names = sorted(found)
-        if not names:
-            return {}
-        return dict(
-            zip(
-                (f"loss.{name}" for name in names),
-                ranks.sum([found[name] for name in names]),
-                strict=True,
-            )
-        )
+        self._names = [f"loss.{name}" for name in sorted(found)]
+        return {f"loss.{name}": found[name] for name in sorted(found)}
+
+    def figures(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """The step's figures, from what `pending` gave, over all ranks."""
+        return {name: sums[name] for name in self._names}
 
 
 def whole_gradients(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from penstock.core.arrays import Array
+from penstock.core.arrays import Array, Bool, Int64
 from penstock.core.errors import ConfigError
 from penstock.data.shards.format.trees import (
     ADVANTAGE,
@@ -35,10 +35,22 @@ from penstock.learn.training.path_settings import (
 from penstock.plan.inputs import IGNORE
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.paths import RowPaths
+from penstock.plan.inputs.torch_tensors import on_device
 
 EPSILON = 1e-4
 """Added to the standard deviation of a group's rewards, as TRL does."""
-Figures = dict[str, float]
+Figures = dict[str, Tensor | float]
+"""Sums by name, which stay on the device until a step is read."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class PathPlaces:
+    """Where the trained tokens of a row's paths are, in NumPy; see `PathScores`."""
+
+    slots: Int64
+    entries: Int64
+    owners: Int64
 
 
 @final
@@ -47,6 +59,8 @@ class PathScores:
     """Per-path log-probabilities of one row: n trained slots, P paths, E path-slot pairs."""
 
     paths: RowPaths
+    host: PathPlaces
+    """The same places on the host, so that no device is asked for numbers."""
     slots: Tensor
     """int64 [n] the slots whose target is trained."""
     entries: Tensor
@@ -59,32 +73,44 @@ class PathScores:
     """Name → float64 [n], the column's value of each slot's target."""
 
     @classmethod
-    def of(cls, paths: RowPaths, trained: Tensor, columns: dict[str, object]) -> "PathScores":
+    def of(
+        cls,
+        paths: RowPaths,
+        trained: Bool,
+        columns: dict[str, object],
+        device: torch.device | None = None,
+    ) -> "PathScores":
         """Find the trained slots of paths.
 
         Args:
             paths: Of a row of T slots.
-            trained: bool [T], whether a slot's target is trained, on the model's device.
+            trained: bool [T], whether a slot's target is trained.
             columns: Name → [T].
+            device: The model's; None: the CPU.
         """
-        device = trained.device
-        is_trained = trained.cpu().numpy()
-        slots = np.flatnonzero(is_trained)
-        inner = _trained_entries(paths, is_trained)
+        device = device or torch.device("cpu")
+        trained = np.asarray(trained, np.bool_)
+        slots = np.flatnonzero(trained)
+        inner = _trained_entries(paths, trained)
         owners = paths.owners[inner]
+        host = PathPlaces(slots, np.searchsorted(slots, paths.slots[inner]), owners)
+        counts = np.bincount(owners, minlength=len(paths)).astype(np.float64)
         return cls(
             paths=paths,
-            slots=torch.from_numpy(slots).to(device),
-            entries=torch.from_numpy(np.searchsorted(slots, paths.slots[inner])).to(device),
-            owners=torch.from_numpy(owners).to(device),
-            counts=torch.from_numpy(
-                np.bincount(owners, minlength=len(paths)).astype(np.float64)
-            ).to(device),
+            host=host,
+            slots=on_device(slots, device),
+            entries=on_device(host.entries, device),
+            owners=on_device(owners, device),
+            counts=on_device(counts, device),
             columns={
-                name: torch.from_numpy(np.asarray(values)[slots + 1].astype(np.float64)).to(device)
+                name: on_device(np.asarray(values)[slots + 1].astype(np.float64), device)
                 for name, values in columns.items()
             },
         )
+
+    def place(self, array: Array) -> Tensor:
+        """An array of the host on the model's device."""
+        return on_device(array, self.slots.device)
 
     def sums(self, logs: Tensor) -> Tensor:
         """[P] sum over each path's trained tokens of float64 [n]."""
@@ -92,7 +118,7 @@ class PathScores:
 
     def value(self, name: str, who: str) -> Tensor:
         """float64 [P] a value of each path."""
-        return torch.from_numpy(self.paths.value(name, who)).to(self.slots.device)
+        return self.place(self.paths.value(name, who))
 
 
 def _trained_entries(paths: RowPaths, trained: Array) -> Array:
@@ -138,7 +164,7 @@ def preference_loss(
     logs: Tensor,
     reference: Tensor | None,
     settings: PreferenceSettings,
-    z: float = 0.0,
+    z: float | Tensor = 0.0,
 ) -> tuple[Tensor, Figures]:
     """Sum over the pairs (or examples) of a row; and sums for figures, not divided.
 
@@ -153,23 +179,25 @@ def preference_loss(
     ratios = sums if reference is None else sums - scores.sums(reference)
     counts = scores.counts.clamp(min=1)
     if settings.of_pairs:
-        better, worse = _pairs(scores).to(logs.device)
+        better, worse = (scores.place(side) for side in _pairs(scores))
         loss = _pair_losses(sums, ratios, counts, better, worse, settings)
         if settings.sft_weight:
             loss = loss - settings.sft_weight * (sums[better] / counts[better])
         rewards = settings.beta * ratios.detach()
         return loss.sum(), {
-            "chosen_reward": float(rewards[better].sum()),
-            "rejected_reward": float(rewards[worse].sum()),
-            "margin": float((rewards[better] - rewards[worse]).sum()),
-            "accuracy": float((rewards[better] > rewards[worse]).sum()),
-            "chosen_log_probability": float(sums.detach()[better].sum()),
-            "rejected_log_probability": float(sums.detach()[worse].sum()),
+            "chosen_reward": rewards[better].sum(),
+            "rejected_reward": rewards[worse].sum(),
+            "margin": (rewards[better] - rewards[worse]).sum(),
+            "accuracy": (rewards[better] > rewards[worse]).sum(dtype=torch.float64),
+            "chosen_log_probability": sums.detach()[better].sum(),
+            "rejected_log_probability": sums.detach()[worse].sum(),
         }
-    labels = scores.value(LABEL, f"preference.kind {settings.kind}")
-    loss, figures = sums.new_zeros(()), {}
+    labels = scores.paths.value(LABEL, f"preference.kind {settings.kind}")
+    loss = sums.new_zeros(())
+    figures: dict[str, Tensor | float] = {}
     for label, name in ((1.0, "chosen"), (0.0, "rejected")):
-        mine = labels == label
+        at = np.flatnonzero(labels == label)
+        mine = scores.place(at)
         signed = ratios[mine] if label else -ratios[mine]
         for kind, weight in settings.weights.items():
             point = z if kind == "kto" else 0.0
@@ -177,20 +205,20 @@ def preference_loss(
             loss = loss + weight * torch.sigmoid(-settings.beta * gap).sum()
         if label and settings.sft_weight:
             loss = loss - settings.sft_weight * (sums[mine] / counts[mine]).sum()
-        figures[f"{name}_reward"] = float(settings.beta * ratios.detach()[mine].sum())
-        figures[f"{name}_log_probability"] = float(sums.detach()[mine].sum())
-        figures[f"{name}_count"] = float(mine.sum())
+        figures[f"{name}_reward"] = settings.beta * ratios.detach()[mine].sum()
+        figures[f"{name}_log_probability"] = sums.detach()[mine].sum()
+        figures[f"{name}_count"] = float(len(at))
     return loss, figures
 
 
-def _pairs(scores: PathScores) -> Tensor:
+def _pairs(scores: PathScores) -> Int64:
     """int64 [2, pairs] better and worse paths of all documents of a row."""
     ranks, documents = scores.paths.value(RANK, "training.preference"), scores.paths.documents
     found = [np.empty((0, 2), np.int64)]
     for document in np.unique(documents[~np.isnan(ranks)]):
         mine = np.flatnonzero(documents == document)
         found.append(mine[pairs_of(ranks[mine])])
-    return torch.from_numpy(np.concatenate(found).T.copy())
+    return np.concatenate(found).T
 
 
 def _pair_losses(
@@ -311,11 +339,11 @@ def policy_loss(
         divisor: Of the whole step: answers (`sequence`), trained tokens of all answers (`token`),
             or answers × length.
     """
-    of_paths = torch.from_numpy(advantages(scores.paths, settings)).to(logs.device)
-    known = ~of_paths.isnan()
-    keep = known[scores.owners]
-    entries, owners = scores.entries[keep], scores.owners[keep]
-    gain = of_paths.nan_to_num()[owners]
+    of_paths = advantages(scores.paths, settings)
+    keep = ~np.isnan(of_paths)[scores.host.owners]
+    kept = scores.host.owners[keep]
+    entries, owners = scores.place(scores.host.entries[keep]), scores.place(kept)
+    gain = scores.place(of_paths[kept])
     new = logs[entries]
 
     def shared(change: Tensor) -> Tensor:
@@ -338,23 +366,23 @@ def policy_loss(
     else:
         each = -torch.minimum(ratio * gain, clipped * gain)
         active = clipped * gain < ratio * gain
-    figures = {
-        "clipped": float(active.sum()),
-        "entropy_estimate": float(-new.detach().sum()),
+    figures: Figures = {
+        "clipped": active.sum(dtype=torch.float64),
+        "entropy_estimate": -new.detach().sum(),
         "tokens": float(len(entries)),
-        "log_ratio": float((new - old).detach().abs().sum()),
+        "log_ratio": (new - old).detach().abs().sum(),
     }
     if settings.importance_cap is not None:
         gap = old - scores.columns[OLD_COLUMN][entries]
         weight = shared(gap).exp()
         each = each * weight.clamp(max=settings.importance_cap)
-        figures["sampler_gap"] = float(gap.abs().sum())
-        figures["capped"] = float((weight > settings.importance_cap).sum())
+        figures["sampler_gap"] = gap.detach().abs().sum()
+        figures["capped"] = (weight > settings.importance_cap).sum(dtype=torch.float64)
     if settings.kl and reference is not None:
         gap = reference[entries] - new
         divergence = gap.exp() - gap - 1
         each = each + settings.kl * divergence
-        figures["kl"] = float(divergence.detach().sum())
+        figures["kl"] = divergence.detach().sum()
     if settings.normalise == "sequence":
         each = each / scores.counts.clamp(min=1)[owners]
     return each.sum() / divisor, figures

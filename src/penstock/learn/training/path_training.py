@@ -9,7 +9,7 @@ beginnings of answers are computed once, in both.
 Model and reference run without dropout: equal weights give equal log-probabilities, in every kind.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -54,6 +54,11 @@ from penstock.plan.loader.loader import Loader
 
 if TYPE_CHECKING:
     from penstock.learn.training.settings import TrainSettings
+
+COUNTS_FREELY = ("cpu",)
+"""Devices that are asked which tokens a loss leaves as they are, so that the head skips them;
+others would have to be waited for, and take all tokens.
+"""
 
 
 def require_token_targets(loader: Loader, who: str) -> None:
@@ -182,7 +187,8 @@ class PathTraining:
             if name in loader.columns
         ]
         self.notices: list[str] = [*dropout_notice(model, self._name), *self._accepted]
-        self.divisor, self._point = 1.0, 0.0
+        self.divisor = 1.0
+        self._point: Tensor | float = 0.0
         self._sums: Figures = {}
 
     def _check(self, loader: Loader, settings: "TrainSettings") -> None:
@@ -257,15 +263,17 @@ class PathTraining:
                     raise fault
         return answers, tokens
 
-    def _reference_point(self, rows: Sequence[ModelInput], ranks: Ranks) -> float:
-        """The mean of log π − log π_ref over the step's mismatched answers, at least 0."""
-        total, count = 0.0, 0.0
+    def _reference_point(self, rows: Sequence[ModelInput], ranks: Ranks) -> Tensor:
+        """The mean of log π − log π_ref over the step's mismatched answers, at least 0; on the
+        device.
+        """
+        total, count = torch.zeros((), dtype=torch.float64, device=ranks.device), 0.0
         assert self.reference is not None
         for row in rows:
             tensors = self._model.tensors(row, self._backend)
             scores, temperatures = self._scores(tensors, row)
-            mismatched = scores.value(LABEL, "preference.kind kto") < 0
-            if not bool(mismatched.any()):
+            labels = scores.paths.value(LABEL, "preference.kind kto")
+            if not len(mismatched := np.flatnonzero(labels < 0)):
                 continue
             with torch.no_grad(), without_dropout(self._model):
                 logs = log_probabilities(
@@ -273,29 +281,29 @@ class PathTraining:
                 )
                 theirs = self.reference(tensors, row, scores, self._backend, temperatures)
             ratios = scores.sums(logs) - scores.sums(theirs)
-            total, count = total + float(ratios[mismatched].sum()), count + float(mismatched.sum())
-        total, count = ranks.sum([total, count])
+            total = total + ratios[scores.place(mismatched)].sum()
+            count += len(mismatched)
+        [count] = ranks.sum([count])
         if not count:
             raise ConfigError(
                 "preference.kind kto needs mismatched answers for its reference point, and a "
                 "step has none; prepare the data from records with labels, or take "
                 "apo_zero_unpaired"
             )
-        return max(0.0, total / count)
+        return (ranks.sum_tensor(total) / count).clamp_min(0.0)
 
     def _scores(self, tensors: RowTensors, row: ModelInput) -> tuple[PathScores, Temperatures]:
         """The trained slots of a row, and the temperature of each."""
         assert row.paths is not None
-        trained = (tensors.targets[0] != IGNORE) & (tensors.loss_weights[0] != 0)
-        scores = PathScores.of(
-            row.paths, trained, {name: row.columns[name] for name in self._columns}
-        )
+        trained = row.targets[0] != IGNORE
+        if row.loss_weights is not None:
+            trained = trained & (row.loss_weights[0] != 0)
+        columns: dict[str, object] = {name: row.columns[name] for name in self._columns}
+        scores = PathScores.of(row.paths, trained, columns, tensors.tokens.device)
         if isinstance(self.settings, PreferenceSettings):
             # They compare answers of any origin, by the model itself.
             return scores, np.ones(len(scores.slots))
-        return scores, slot_temperatures(row.paths, trained.cpu().numpy())[
-            scores.slots.cpu().numpy()
-        ]
+        return scores, slot_temperatures(row.paths, trained)[scores.host.slots]
 
     def loss(self, row: ModelInput, model: LanguageModel | None = None) -> tuple[Tensor, Figures]:
         """A row's share of the step's loss, and sums for figures.
@@ -328,39 +336,47 @@ class PathTraining:
         (derivative,) = torch.autograd.grad(found, logs)
         # As a function of the weights: Σ derivative × log-probability, which has the gradient of
         # the loss.
-        used = derivative.nonzero()[:, 0]
+        if hidden.device.type in COUNTS_FREELY:
+            used = derivative.nonzero()[:, 0]
+            temperatures = temperatures[used.numpy()]
+            hidden, targets, derivative = hidden[used], targets[used], derivative[used]
         # Where nothing is to be learnt, such as pairs past a hinge, the head needs gradients of
         # zeros all the same.
         linear = no_loss(model.logits, hidden)
-        hidden, targets, derivative = hidden[used], targets[used], derivative[used]
-        for at, logits_of in tempered_heads(model, temperatures[used.cpu().numpy()]):
+        for at, logits_of in tempered_heads(model, temperatures):
             linear = (
                 linear
                 + chunked_cross_entropy(logits_of, hidden[at], targets[at], -derivative[at])[0]
             )
         return linear + (found.detach().to(linear.dtype) - linear.detach()), figures
 
-    def backward(self, row: ModelInput) -> float:
-        """Add a row's gradients; return its share of the step's loss."""
+    def backward(self, row: ModelInput) -> Tensor:
+        """Add a row's gradients; return its share of the step's loss, float64 on the device."""
         # Gradient checkpoints run the model again in the backward pass.
         with without_dropout(self._model):
             share, figures = self._loss(row, self._model)
             share.backward()
         for name, value in figures.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
-        return float(share.detach())
+        return share.detach().double()
 
-    def end(self, ranks: Ranks, step: Step) -> dict[str, float]:
-        """The step's figures, over all ranks."""
-        names = figure_names(self.settings)
-        sums = dict(
-            zip(names, ranks.sum([self._sums.get(name, 0.0) for name in names]), strict=True)
-        )
-        self._sums = {}
+    def pending(self) -> Figures:
+        """The step's sums of this rank; then reset them to 0."""
+        found, self._sums = self._sums, {}
+        return {f"paths.{name}": found.get(name, 0.0) for name in figure_names(self.settings)}
+
+    def pending_same(self) -> Figures:
+        """Figures that all ranks have alike: kto's reference point."""
+        kto = isinstance(self.settings, PreferenceSettings) and "kto" in self.settings.weights
+        return {"paths.reference_point": self._point} if kto else {}
+
+    def end(self, read: Mapping[str, float], step: Step) -> dict[str, float]:
+        """The step's figures, from what `pending` and `pending_same` gave, over all ranks."""
+        sums = {name: read[f"paths.{name}"] for name in figure_names(self.settings)}
         section = self._name.removeprefix("training.")
         means = figure_means(self.settings, sums, step.units)
-        if isinstance(self.settings, PreferenceSettings) and "kto" in self.settings.weights:
-            means["reference_point"] = self._point
+        if "paths.reference_point" in read:
+            means["reference_point"] = read["paths.reference_point"]
         return {f"{section}.{name}": value for name, value in means.items()}
 
     def state(self) -> JsonObject:
@@ -407,7 +423,7 @@ def figure_names(settings: PreferenceSettings | PolicySettings) -> tuple[str, ..
 
 
 def figure_means(
-    settings: PreferenceSettings | PolicySettings, sums: Figures, units: dict[str, int]
+    settings: PreferenceSettings | PolicySettings, sums: dict[str, float], units: dict[str, int]
 ) -> dict[str, float]:
     """Figures from sums over a step or a dataset: means over pairs, examples of each label, or
     tokens.

@@ -10,12 +10,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import FrameType
-from typing import Any, Self, final
+from typing import Any, Self, TypeVar, final
 
 from penstock.core.errors import DistributedError, StoreError
 from penstock.data.stores.silence import waiting_seconds
 
+T = TypeVar("T")
+SAVE_PATIENCE = timedelta(days=1)
+"""How long ranks wait for each other's files of a checkpoint."""
 _LOOK_SECONDS = 0.2
 _SILENT_SECONDS = 1.0
 """So long, a store may take to answer a run that was asked to stop."""
@@ -28,28 +32,56 @@ def is_first() -> bool:
     return not _several() or dist.get_rank() == 0
 
 
+def rank_of() -> tuple[int, int]:
+    """This process's rank, and how many there are."""
+    import torch.distributed as dist
+
+    return (dist.get_rank(), dist.get_world_size()) if _several() else (0, 1)
+
+
+def gather(value: T, group: Any = None) -> list[T]:
+    """The values of all processes, in order of their ranks; all of them call it.
+
+    Args:
+        value: Of this process; it can be pickled.
+        group: Process group of all of them, by gloo; None: the default one, of any kind.
+
+    Raises:
+        RuntimeError: A rank has ended, or, in a group that is given, has not come for a day.
+    """
+    import torch.distributed as dist
+
+    if not _several():
+        return [value]
+    if group is not None:
+        # It names the ranks that do not come, where other messages only run out of time.
+        dist.monitored_barrier(group, SAVE_PATIENCE, wait_all_ranks=True)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value, group)
+    return found
+
+
 @contextmanager
-def in_step() -> Iterator[None]:
+def in_step(group: Any = None) -> Iterator[None]:
     """All processes run the body and leave it together: an error in one is an error in each.
+
+    Args:
+        group: Process group of all of them, in which they speak; None: the default one.
 
     Raises:
         DistributedError: The body failed in another process, which raises the original error.
     """
-    import torch.distributed as dist
-
     error: Exception | None = None
     try:
         yield
     except Exception as caught:
         error = caught
-    if _several():
-        found: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, None if error is None else str(error))
-        failed = next((rank for rank, message in enumerate(found) if message is not None), None)
-        if error is None and failed is not None:
-            theirs = DistributedError(f"rank {failed} failed: {found[failed]}")
-            theirs.failed_rank = failed
-            raise theirs
+    found = gather(None if error is None else str(error), group)
+    failed = next((rank for rank, message in enumerate(found) if message is not None), None)
+    if error is None and failed is not None:
+        theirs = DistributedError(f"rank {failed} failed: {found[failed]}")
+        theirs.failed_rank = failed
+        raise theirs
     if error is not None:
         raise error
 

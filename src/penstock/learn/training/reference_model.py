@@ -23,6 +23,7 @@ from penstock.models import LanguageModel, RowTensors
 from penstock.models.lora.lora import lora_switched_off
 from penstock.models.saving import load_model
 from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.torch_tensors import on_device
 
 Temperatures = Float64
 """[n] of each target."""
@@ -35,7 +36,7 @@ def tempered_heads(
     temperature.
     """
     for temperature in np.unique(temperatures).tolist():
-        at = torch.from_numpy(np.flatnonzero(temperatures == temperature)).to(model.device)
+        at = on_device(np.flatnonzero(temperatures == temperature), model.device)
         yield at, model.logits if temperature == 1 else _Tempered(model, temperature)
 
 

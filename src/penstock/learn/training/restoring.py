@@ -2,7 +2,7 @@
 one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,55 +12,94 @@ from penstock.learn.training.checkpoints import OPTIMIZER, SHARDED_OPTIMIZER, ST
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.run_folder import MODEL
 from penstock.learn.training.sharding import share_out
-from penstock.models import LanguageModel
+from penstock.models import LanguageModel, ModelSettings
+from penstock.models.lora.settings import LoraSettings
+from penstock.models.ours.importing import refuse_not_finite
 from penstock.models.ours.transformer import Transformer
 from penstock.models.own_model import OwnModel
-from penstock.models.saving import load_model, own_weights
+from penstock.models.saving import load_model, saved_settings, stored_weights
+from penstock.models.tensor_files import local_part
 
 _NAMED = 6
 """Parameters that a message names."""
 
 
-def matching_weights(checkpoint: Checkpoint, model: LanguageModel, cure: str) -> dict[str, Tensor]:
-    """The weights of a checkpoint, all with the names and shapes of a model.
+def load_weights(checkpoint: Checkpoint, model: LanguageModel, cure: str) -> None:
+    """Load the weights of a checkpoint into a model; of a sharded one, each rank reads its part.
 
     Raises:
-        StateError: One has not, or a setting differs that shapes do not show; ends with `cure`.
+        StateError: A weight is missing or has another shape, or a setting differs that shapes do
+            not show; ends with `cure`.
+        CorruptionError: The weights are damaged, or not finite.
     """
-    unseen: list[tuple[str, Any, Any]] = []
-    if isinstance(model, OwnModel):
-        # The user's module defines the computation; the folder holds only weights.
-        weights = own_weights(checkpoint.part(MODEL))
+    folder, present = checkpoint.part(MODEL), model.state_dict()
+    stored, whole = stored_weights(folder), None
+    if stored is None:
+        # Only transformers, or the base of LoRA, knows what the names on the disk stand for.
+        saved = load_model(folder, device="cpu")
+        whole = saved.state_dict()
+        shapes = {name: tuple(one.shape) for name, one in whole.items()}
+        settings = saved.settings if isinstance(saved, Transformer) else None, saved.lora
     else:
-        saved = load_model(checkpoint.part(MODEL), device="cpu")
-        weights, unseen = saved.state_dict(), _unseen_by_weights(saved, model)
-    present = model.state_dict()
-    shapes = [
-        (
-            f"weight {name}",
-            *(list(w[name].shape) if name in w else "missing" for w in (weights, present)),
-        )
-        for name in sorted(weights.keys() | present.keys())
+        shapes, settings = stored.shapes, saved_settings(folder)
+    _require_same(checkpoint, shapes, present, cure, _unseen_by_weights(*settings, model))
+    if stored is not None and not isinstance(model, OwnModel):
+        stored.read_into(present)
+    else:
+        # A module of the user's own may do more than copy.
+        values = whole if stored is None else stored.read()
+        assert values is not None
+        if _is_sharded(present):
+            share_out(values, present)
+        else:
+            model.load_state_dict(values)
+    refuse_not_finite(folder, ((n, local_part(p)) for n, p in model.named_parameters()))
+
+
+def _is_sharded(tensors: Mapping[str, Tensor]) -> bool:
+    return any(hasattr(tensor, "device_mesh") for tensor in tensors.values())
+
+
+def _require_same(
+    checkpoint: Checkpoint,
+    shapes: Mapping[str, tuple[int, ...]],
+    present: Mapping[str, Tensor],
+    cure: str,
+    unseen: Sequence[tuple[str, Any, Any]],
+) -> None:
+    """Refuse weights with other names or shapes than the model's, and other settings."""
+    now = {name: tuple(one.shape) for name, one in present.items()}
+    found: list[tuple[str, Any, Any]] = [
+        (f"weight {name}", _shown(shapes.get(name)), _shown(now.get(name)))
+        for name in sorted(shapes.keys() | now.keys())
     ]
-    for what, then, now in [*shapes, *unseen]:
-        if then != now:
+    for what, then, here in [*found, *unseen]:
+        if then != here:
             raise StateError(
-                f"{checkpoint.folder}: is of another model: {what} is {then} there, {now} "
+                f"{checkpoint.folder}: is of another model: {what} is {then} there, {here} "
                 f"now; {cure}"
             )
-    return weights
 
 
-def _unseen_by_weights(saved: LanguageModel, model: LanguageModel) -> list[tuple[str, Any, Any]]:
+def _shown(shape: tuple[int, ...] | None) -> list[int] | str:
+    return "missing" if shape is None else list(shape)
+
+
+def _unseen_by_weights(
+    saved: ModelSettings | None, lora: LoraSettings | None, model: LanguageModel
+) -> list[tuple[str, Any, Any]]:
     """Settings that change what a model computes but not the shapes of its weights: (setting,
     saved, present).
     """
-    settings = [one.settings if isinstance(one, Transformer) else None for one in (saved, model)]
-    found = []
-    for name in ("heads", "rope_theta", "norm_eps", "sliding_window"):
-        then, now = (getattr(one, name, None) for one in settings)
-        found.append((f"model.{name}", then, now))
-    return [*found, ("training.lora", saved.lora, model.lora)]
+    if isinstance(model, OwnModel):
+        # The user's module defines the computation; the folder holds only weights.
+        return []
+    present = model.settings if isinstance(model, Transformer) else None
+    found: list[tuple[str, Any, Any]] = [
+        (f"model.{name}", getattr(saved, name, None), getattr(present, name, None))
+        for name in ("heads", "rope_theta", "norm_eps", "sliding_window")
+    ]
+    return [*found, ("training.lora", lora, model.lora)]
 
 
 def take_weights(checkpoint: Checkpoint, model: LanguageModel) -> None:
@@ -73,7 +112,30 @@ def take_weights(checkpoint: Checkpoint, model: LanguageModel) -> None:
         "give the model as that run had it; or begin with model: from:RUN, which merges LoRA "
         "and fits new tokens, and leave weights out of continue_from.take"
     )
-    model.load_state_dict(matching_weights(checkpoint, model, cure))
+    load_weights(checkpoint, model, cure)
+
+
+def load_optimizer(checkpoint: Checkpoint, optimizers: Optimizers, *, sharded: bool) -> None:
+    """Load the state of a checkpoint's optimizer, cut in any way, into one that is cut in any way.
+
+    Raises:
+        StateError: It is of other parameters.
+        CorruptionError: It is damaged.
+    """
+    whole = (checkpoint.folder / OPTIMIZER).exists()
+    if whole and not sharded:
+        optimizers.load_state_tensors(checkpoint.tensors(OPTIMIZER))
+        return
+    stored = checkpoint.stored(OPTIMIZER if whole else SHARDED_OPTIMIZER)
+    optimizers.fill_state()
+    present = optimizers.state_tensors()
+    if odd := sorted(stored.shapes.keys() ^ present.keys()):
+        where = "the state" if odd[0] in stored.shapes else "the model"
+        raise StateError(
+            f"optimizer state: {odd[0]} is in {where} only; resume with the model and the "
+            "trainable parameters that the state was saved with"
+        )
+    stored.read_into(present)
 
 
 def take_optimizer(
@@ -105,13 +167,9 @@ def take_optimizer(
         )
     optimizers.fill_state()
     present = optimizers.state_tensors()
-    sharded = (checkpoint.folder / SHARDED_OPTIMIZER).exists()
-    whole = {} if sharded else checkpoint.tensors(OPTIMIZER)
-    shapes = (
-        checkpoint.shapes(SHARDED_OPTIMIZER)
-        if sharded
-        else {name: one.shape for name, one in whole.items()}
-    )
+    whole = (checkpoint.folder / OPTIMIZER).exists()
+    stored = checkpoint.stored(OPTIMIZER if whole else SHARDED_OPTIMIZER)
+    shapes = stored.shapes
     names = {_of(key) for key in present}
     reshaped = {
         _of(key)
@@ -124,10 +182,7 @@ def take_optimizer(
             # As before a first step, which `fill_state` has counted.
             one.zero_()
     taken = {key: one for key, one in present.items() if _of(key) not in fresh}
-    if sharded:
-        checkpoint.read_into(SHARDED_OPTIMIZER, taken)
-    else:
-        share_out(whole, taken)
+    stored.read_into(taken)
     say(
         f"optimizer: the state of {len(names) - len(fresh):,} of {len(names):,} parameters is taken"
     )

@@ -7,6 +7,7 @@ and that of a teacher; that of preferences or policies; a loss of the user's own
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -21,9 +22,11 @@ from penstock.learn.training.path_training import PathTraining
 from penstock.learn.training.settings import TrainSettings
 from penstock.models import LanguageModel, RowTensors
 from penstock.models.ours.micro_sequences import backward_in_parts
+from penstock.models.row_tensors import target_places
 from penstock.models.without_dropout import without_dropout
 from penstock.plan.inputs import RowSlice
 from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.torch_tensors import on_device
 
 if TYPE_CHECKING:
     from penstock.learn.distillation.distiller import Distiller
@@ -57,9 +60,9 @@ class RowGradients:
         self._model, self._settings, self._ranks, self.sums = model, settings, ranks, sums
         self._distiller, self._paths, self._own_loss = distiller, paths, own_loss
 
-    def add(self, row: ModelInput, denominators: Sequence[float]) -> float:
+    def add(self, row: ModelInput, denominators: Sequence[float]) -> Tensor:
         """Add a row's gradients; return its sum of weight × nats at distance 1, or its share of the
-        user's loss.
+        user's loss: float64 and still on the device.
         """
         if self._own_loss is not None:
             return self._backward_own(self._own_loss, row, denominators)
@@ -80,14 +83,16 @@ class RowGradients:
             )
             found.loss.backward()
             self.sums.add(found)
-            return float(found.cross_entropy[0])
-        sums: list[float] = []
+            return found.cross_entropy[0]
+        sums: list[Tensor] = []
         size = row.sequence_length // parts
         begins = iter(range(row.sequence_length - size, -1, -size))
+        places = target_places(row)
 
         def loss_of(hidden: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
             # Parts run from last to first.
             begin = next(begins)
+            mine = (at[(at >= begin) & (at < begin + size)] - begin for at in places)
             found = hidden_loss(
                 self._model.logits,
                 hidden,
@@ -98,13 +103,14 @@ class RowGradients:
                 distance_weights=self._model.prediction_weights,
                 groups=None if groups is None else groups[:, begin : begin + size],
                 num_groups=count,
+                places=[on_device(at, tensors.tokens.device) for at in mine],
             )
             self.sums.add(found)
-            sums.append(float(found.cross_entropy[0]))
+            sums.append(found.cross_entropy[0])
             return found.loss
 
         backward_in_parts(self._model, tensors, parts, loss_of)
-        return sum(sums)
+        return reduce(torch.add, sums)
 
     def _whole(self, row: ModelInput) -> tuple[RowTensors, Tensor | None]:
         """A row, and the groups of its slots."""
@@ -112,18 +118,17 @@ class RowGradients:
 
     def part_of(self, row: ModelInput) -> tuple[RowTensors, Tensor | None]:
         """This rank's part of a row that several share, and the groups of its slots."""
-        context, groups = self._ranks.context, self.sums.groups(row)
+        context = self._ranks.context
         part = RowSlice.of(replace(row, distillation=None), context.rank, context.size)
-        if groups is not None:
-            # Slots past the end of the row have no targets, so any group does.
-            groups = groups[:, np.minimum(part.index, row.sequence_length - 1)]
+        # Slots past the end of the row have no targets, so any group does.
+        groups = self.sums.groups(row, np.minimum(part.index, row.sequence_length - 1))
         return self._model.slice_tensors(
             part, self._ranks.context_group, self._settings.attention
         ), groups
 
     def _backward_own(
         self, loss: LossOfOwn, row: ModelInput, denominators: Sequence[float]
-    ) -> float:
+    ) -> Tensor:
         given = row if row.distillation is None else replace(row, distillation=inner_of(row))
         tensors = self._model.tensors(given, self._settings.attention)
         # A step without a target has denominators of 0, by which a loss must be able to divide.
@@ -134,7 +139,7 @@ class RowGradients:
             share = loss(self._model, tensors, denominators)
         if share.requires_grad:
             share.backward()
-        return float(share.detach())
+        return share.detach().double()
 
     def _backward_taught(
         self,
@@ -143,7 +148,7 @@ class RowGradients:
         seen: Any,
         denominators: Sequence[float],
         groups: Tensor | None,
-    ) -> float:
+    ) -> Tensor:
         """Like `_backward`, with the teachers' part of the loss; the model runs once."""
         hidden = self._model(tensors)
         factor = distiller.settings.cross_entropy
@@ -152,9 +157,9 @@ class RowGradients:
             found = hidden_loss(
                 self._model.logits, hidden, tensors.targets, tensors.loss_weights, denominators,
                 z_loss=self._settings.z_loss, distance_weights=self._model.prediction_weights,
-                groups=groups, num_groups=self.sums.num_groups,
+                groups=groups, num_groups=self.sums.num_groups, places=tensors.places,
             )  # fmt: skip
         self.sums.add(found)
         taught = distiller.row_loss(self._model.logits, hidden[0], tensors.targets[0], seen)
         (taught + factor * found.loss if factor else taught).backward()
-        return float(found.cross_entropy[0])
+        return found.cross_entropy[0]

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,15 +35,16 @@ from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.own import OwnState
 from penstock.learn.training.path_training import PathTraining
-from penstock.learn.training.restoring import matching_weights, take_optimizer
+from penstock.learn.training.processes import in_step
+from penstock.learn.training.restoring import load_optimizer, load_weights, take_optimizer
 from penstock.learn.training.run_folder import BASE, CHECKPOINTS, MODEL, RUN_FILE
+from penstock.learn.training.saving import Saving
 from penstock.learn.training.settings import TrainSettings
-from penstock.learn.training.sharding import load_whole_weights, share_out, whole_weights
 from penstock.models import LanguageModel, save_model
 from penstock.models.facts import FACTS
-from penstock.models.lora.lora import is_adapter_weight
+from penstock.models.lora.lora import is_adapter_weight, lora_weights
 from penstock.models.own_model import OwnModel
-from penstock.models.saving import Base, base_checksum, base_written
+from penstock.models.saving import WEIGHT_SHARDS, Base, base_checksum, base_written
 from penstock.plan.loader import Step
 from penstock.plan.loader.agreement import check_values
 from penstock.plan.loader.loader import Loader
@@ -102,11 +104,13 @@ class RunState:
     """Checksum of a base that stays fixed and is written once; None: checkpoints hold all
     weights.
     """
+    saving: Saving
+    """The checkpoint that is being written."""
     totals: Totals = field(default_factory=Totals)
     owed: JsonObject = field(default_factory=dict)
     """Evaluators that a signal stopped, and the record of their step without them."""
     saved: int = 0
-    """Steps of the newest checkpoint of this process."""
+    """Steps of the newest checkpoint of this process, complete or being written."""
 
     def resume(self, *, writes: bool = True) -> bool:
         """Load the newest complete checkpoint; False if there is none.
@@ -120,7 +124,12 @@ class RunState:
             StateError: The data, the plan, the model or the optimizer differ from the checkpoint's,
                 no checkpoint is complete although there are some, or ranks find different ones.
         """
-        checkpoint = newest_complete(self.folder / CHECKPOINTS, say=self.say)
+        checkpoint = newest_complete(
+            self.folder / CHECKPOINTS,
+            say=self.say,
+            together=self.ranks.several,
+            group=self.ranks.saving_group,
+        )
         self._check_found(checkpoint)
         if checkpoint is None:
             self.say(f"there is no checkpoint to go on from; begins at step {self.loader.step + 1}")
@@ -219,15 +228,7 @@ class RunState:
             shutil.copytree(kept, restored)
 
     def _check_found(self, checkpoint: Checkpoint | None) -> None:
-        """Refuse to start over if there are checkpoints, and ranks that would resume from different
-        steps.
-        """
-        step = 0 if checkpoint is None else checkpoint.step
-        if self.ranks.differ(step):
-            raise StateError(
-                f"{self.folder}: the ranks find different checkpoints, this one step {step}; "
-                "the run's folder must be the same on all of them"
-            )
+        """Refuse to start over if there are checkpoints."""
         if checkpoint is None and (
             there := sorted(p.name for p in (self.folder / CHECKPOINTS).glob("step-*"))
         ):
@@ -243,22 +244,16 @@ class RunState:
             "resume with the settings it began with, or begin another run with continue_from or "
             "model: from:RUN"
         )
-        weights = matching_weights(checkpoint, self.model, cure)
-        if self.ranks.several:
-            check_values({"the weights of the checkpoint": weights_digest(weights)})
-        if self.settings.shard:
-            load_whole_weights(module_of(self.model), weights)
-        else:
-            module_of(self.model).load_state_dict(weights)
-        # The saved state and the present one may each be sharded or whole.
-        if (checkpoint.folder / SHARDED_OPTIMIZER).exists():
-            self.optimizers.fill_state()
-            checkpoint.read_into(SHARDED_OPTIMIZER, self.optimizers.state_tensors())
-        elif self.settings.shard:
-            self.optimizers.fill_state()
-            share_out(checkpoint.tensors(OPTIMIZER), self.optimizers.state_tensors())
-        else:
-            self.optimizers.load_state_tensors(checkpoint.tensors(OPTIMIZER))
+        with in_step(self.ranks.saving_group):
+            load_weights(checkpoint, self.model, cure)
+            load_optimizer(checkpoint, self.optimizers, sharded=bool(self.settings.shard))
+        if self.ranks.several and not self.settings.shard:
+            # A copy of the folder may be damaged on the machine of one rank.
+            read = {"the weights": self.model.state_dict()}
+            read["the optimizer's state"] = self.optimizers.state_tensors()
+            check_values(
+                {f"{what} of the checkpoint": weights_digest(one) for what, one in read.items()}
+            )
 
     def _refuse_other_base(self, checkpoint: Checkpoint) -> None:
         written = base_written(checkpoint.part(MODEL))
@@ -290,7 +285,13 @@ class RunState:
             self.distiller.load_state_dict(checkpoint.tensors(PROJECTIONS), strict=False)
 
     def save(self, step: Step) -> None:
-        """Write a checkpoint after a step, and remove old ones."""
+        """Write a checkpoint after a step, and remove old ones: beside the training, if it is set.
+
+        Raises:
+            OutputError: It cannot be written, or the one before could not.
+        """
+        self.saving.wait()
+        parts = self._tensor_parts()
         own, own_tensors = self.own_state.save()
         state = {
             "loader": step.resume_state,
@@ -304,23 +305,45 @@ class RunState:
             **({"own": own} if own else {}),
             **({"owed": self.owed} if self.owed else {}),
         }
-        name = SHARDED_OPTIMIZER if self.settings.shard else OPTIMIZER
-        weights = whole_weights(module_of(self.model)) if self.settings.shard else None
-        parts = {
-            MODEL: lambda path: self._save_model(path, weights),
-            name: self.optimizers.state_tensors(),
-            STATE: state,
-            **({PROJECTIONS: self.projections} if self.projections else {}),
+        parts |= {
+            # The training changes what it refers to.
+            STATE: deepcopy(state),
             **({OWN: own_tensors} if own_tensors else {}),
             # So that a copied checkpoint still carries its run file, tokenizer and processor.
             **{kept: partial(_copy, self.folder / kept) for kept in KEPT},
         }
-        save_checkpoint(
-            self.folder / CHECKPOINTS, step.index + 1, parts, keep=self.settings.checkpoints.keep
-        )
-        self.saved = step.index + 1
+        done, keep = step.index + 1, self.settings.checkpoints.keep
+        write = partial(save_checkpoint, keep=keep, group=self.ranks.saving_group)
+        self.saving.start(partial(write, self.folder / CHECKPOINTS, done, parts))
+        self.saved = done
 
-    def _save_model(self, path: Path, weights: dict[str, Tensor] | None) -> None:
+    def _tensor_parts(self) -> dict[str, object]:
+        """Weights and optimizer state as they are now, for `save_checkpoint`."""
+        weights, states = self.model.state_dict(), self.optimizers.state_tensors()
+        if self.settings.shard:
+            cut, shards = self.saving.copied_pieces, f"{MODEL}/{WEIGHT_SHARDS}"
+            return {
+                MODEL: partial(save_model, self.model, with_weights=False),
+                shards: cut(shards, weights),
+                SHARDED_OPTIMIZER: cut(SHARDED_OPTIMIZER, states),
+                **self._projections(),
+            }
+        if not self.ranks.is_first:
+            # Rank 0 has the same, and writes it.
+            return dict.fromkeys((MODEL, OPTIMIZER, *self._projections()))
+        weights = weights if self.base is None else lora_weights(weights)
+        return {
+            MODEL: partial(self._save_model, weights=self.saving.copied(MODEL, weights)),
+            OPTIMIZER: self.saving.copied(OPTIMIZER, states),
+            **self._projections(),
+        }
+
+    def _projections(self) -> dict[str, object]:
+        if not self.projections:
+            return {}
+        return {PROJECTIONS: self.saving.copied(PROJECTIONS, self.projections)}
+
+    def _save_model(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """Write the model of a checkpoint; of LoRA only LoRA, next to a base that all checkpoints
         of the run share.
         """
@@ -332,7 +355,8 @@ class RunState:
             base, contents=False
         ) is not None:
             partial_base = begin(base)
-            save_model(self.model, partial_base, weights, with_lora=False)
+            # It is frozen, so it may be read while the training goes on.
+            save_model(self.model, partial_base, with_lora=False)
             finish(partial_base, base, {"checksum": self.base})
         save_model(
             self.model, path, weights, base=Base(folder=f"../../../{BASE}", checksum=self.base)

@@ -21,6 +21,10 @@ AttentionBackend = Literal["auto", "per_document", "varlen", "flex", "dense"]
 """Backends of `penstock.models.attention`."""
 RecurrentBackend = Literal["torch", "fla", "mamba_ssm", "causal_conv1d"]
 """Backends of `penstock.models.recurrent`."""
+Precision = Literal["auto", "float32", "bfloat16"]
+"""Dtypes in which a model's blocks compute."""
+Checkpointing = Literal["none", "selective", "full"]
+"""What blocks keep for the backward pass; see `penstock.models.activation_checkpointing`."""
 MOST_THREADS = 4096
 _DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,4})?")
 
@@ -47,9 +51,17 @@ class CheckpointSettings:
     """Steps between checkpoints."""
     keep: int = 3
     """Number of complete checkpoints to keep, the newest ones."""
+    asynchronous: bool | Literal["auto"] = "auto"
+    """Write a checkpoint while the training goes on, from a copy of weights and optimizer state in
+    the CPU's memory; false: stand still, without a copy. auto: true on a GPU, false on the CPU.
+    """
 
     def __post_init__(self) -> None:
         require_above_zero("checkpoints", self, "every", "keep")
+        if self.asynchronous not in (True, False, "auto"):
+            raise ConfigError(
+                f"checkpoints.asynchronous must be true, false or auto, got {self.asynchronous!r}"
+            )
 
 
 @final
@@ -133,6 +145,16 @@ class TrainSettings:
     """cpu, cuda, cuda:1, xpu or mps; auto: a GPU if there is one."""
     threads: int | None = None
     """Torch's threads on the CPU; None: torch's choice. The number of threads affects rounding."""
+    precision: Precision = "auto"
+    """Dtype in which the model's blocks compute; weights that are trained, their gradients and the
+    optimizer's state stay in float32, as do norms inside, softmax and loss. auto: bfloat16 on CUDA,
+    else the model's own (`model.dtype`).
+    """
+    activation_checkpointing: Checkpointing = "none"
+    """Keep less of each block for the backward pass, which then computes the block again: full
+    keeps its input only, selective also what its attention gave. Gradients stay the same; a step
+    takes up to a third longer.
+    """
     compile: bool = False
     """torch.compile the model's blocks."""
     deterministic: bool = True
@@ -166,6 +188,19 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "continue_from", ContinueSettings.of(self.continue_from))
+        for name, choices in (
+            ("precision", get_args(Precision)),
+            ("activation_checkpointing", get_args(Checkpointing)),
+        ):
+            if (given := getattr(self, name)) not in choices:
+                raise ConfigError(
+                    f"training.{name} must be one of {', '.join(choices)}, got {given!r}"
+                )
+        if self.micro_sequences > 1 and self.activation_checkpointing != "none":
+            raise ConfigError(
+                "training.micro_sequences and activation_checkpointing do not go together: both "
+                "compute activations twice to save memory; choose one"
+            )
         if self.shard_over is not None and self.shard_over < 2:
             raise ConfigError(
                 "training.shard must be true, false, or a number of ranks from 2, got "

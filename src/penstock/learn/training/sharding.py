@@ -17,13 +17,14 @@ gradients cross between groups.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
 from penstock.core.errors import ConfigError, StateError
+from penstock.learn.training.computing import require_blocks
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.memory import device_memory
 from penstock.models import LanguageModel
@@ -42,13 +43,6 @@ step.
 _Pass = TypeVar("_Pass")
 
 
-@runtime_checkable
-class InBlocks(Protocol):
-    """A model that is sharded or compiled block by block."""
-
-    blocks: nn.ModuleList
-
-
 def shard(model: LanguageModel, ranks: Ranks, over: int | None = None) -> None:
     """Shard a model in place, block by block; call it when all ranks have the same weights.
 
@@ -63,10 +57,7 @@ def shard(model: LanguageModel, ranks: Ranks, over: int | None = None) -> None:
     Raises:
         ConfigError: The model has no `blocks`, or the ranks cannot be divided so.
     """
-    if not isinstance(model, InBlocks):
-        raise ConfigError(
-            "training.shard: this model has no `blocks` to shard by; train it without shard"
-        )
+    blocks = require_blocks(model, "shard")
     module: Any = model
     ranks.begin_group()
     # Before FSDP's own hook, which prepares the backward pass by the output.
@@ -83,7 +74,7 @@ def shard(model: LanguageModel, ranks: Ranks, over: int | None = None) -> None:
         cast_forward_inputs=False,
     )
     mesh = _mesh(ranks, over)
-    units: list[Any] = [*model.blocks, module]
+    units: list[Any] = [*blocks, module]
     for unit in units:
         fully_shard(unit, mesh=mesh, mp_policy=policy)
         unit.set_gradient_divide_factor(1.0)
@@ -93,7 +84,7 @@ def shard(model: LanguageModel, ranks: Ranks, over: int | None = None) -> None:
             # A weight that the rows of one rank do not reach, and those of another do.
             unit.set_reduce_scatter_unused_params(True, recurse=False)
     # Writing texts leaves out the heads of further distances.
-    _gather_ahead(module, list(model.blocks), len(model.prediction_weights) - 1)
+    _gather_ahead(module, list(blocks), len(model.prediction_weights) - 1)
     module.extend = _extend_together(module)
 
 
@@ -216,22 +207,6 @@ def sharded_again(model: Any) -> None:
     """
     if is_sharded(model):
         model.reshard()
-
-
-def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """All weights on the CPU of the first rank (empty on others); every rank must call it."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights: Any = get_model_state_dict(model, options=options)
-    return dict(weights)
-
-
-def load_whole_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Load unsharded weights, which every rank has, into a sharded model."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
-    set_model_state_dict(model, {**weights}, options=StateDictOptions(full_state_dict=True))
 
 
 @torch.no_grad()

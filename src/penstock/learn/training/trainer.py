@@ -13,6 +13,7 @@ Random numbers of a step (dropout, if a model has it) are keyed by (seed, step, 
 where log-probabilities are compared: preferences, policies, teachers.
 """  # noqa: E501
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -23,19 +24,26 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+from torch import Tensor
 
 from penstock.core.errors import ConfigError, PenstockError, StateError
 from penstock.core.json_values import JsonObject
 from penstock.core.randomness import key_for
 from penstock.learn.training.agreement import bits_notices, contents
 from penstock.learn.training.checks import check_fit, trial_row
+from penstock.learn.training.computing import (
+    checkpoint_activations,
+    compile_blocks,
+    precision_of,
+    set_precision,
+)
 from penstock.learn.training.continued import Continued
 from penstock.learn.training.determinism import bit_settings
 from penstock.learn.training.distributed import Ranks, with_gradients
 from penstock.learn.training.evaluators import Evaluator, evaluate, scheduled
 from penstock.learn.training.held_out_preference import HeldOutPreference
-from penstock.learn.training.loss_groups import LossGroups, LossSums, inner_of, means
-from penstock.learn.training.memory import rows_per_pass
+from penstock.learn.training.loss_groups import LossGroups, LossSums, inner_of
+from penstock.learn.training.memory import check_room, no_room, rows_per_pass
 from penstock.learn.training.metrics import METRICS, read_metrics
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.own import LossOfOwn, OwnState, load_on_step
@@ -47,12 +55,13 @@ from penstock.learn.training.path_training import (
 from penstock.learn.training.processes import Interruption
 from penstock.learn.training.row_gradients import RowGradients
 from penstock.learn.training.run_state import RunState, Totals, fixed_base, module_of
+from penstock.learn.training.saving import Saving, copy_size
 from penstock.learn.training.settings import TrainSettings
-from penstock.learn.training.sharding import GradientSync, InBlocks, shard, sharded_again
+from penstock.learn.training.sharding import GradientSync, shard, sharded_again
+from penstock.learn.training.step_sums import StepSums
 from penstock.learn.training.tensor_logs import TensorLogs
 from penstock.models import LanguageModel
 from penstock.models.language_model import require_packed_rows
-from penstock.models.ours.experts import Experts
 from penstock.plan.loader import Step
 from penstock.plan.loader.agreement import check_ranks, check_values
 from penstock.plan.loader.loader import Loader
@@ -104,6 +113,7 @@ class Trainer:
         self.settings, self.ranks, self.say = settings, ranks, say
         self.distiller = distiller
         self._trained: Step | None = None
+        self._to_stop = False
         self._told_empty = False
         if ranks.several:
             check_ranks(loader, more={"steps": steps})
@@ -128,11 +138,20 @@ class Trainer:
             say(notice)
         if ranks.several:
             check_values(contents(model, distiller, self._paths, evaluators))
+        length = loader.settings.sequence_length
+        check_room(model, settings, ranks.device, ranks.place.size, length)
+        self.rows_per_pass = ranks.least(
+            rows_per_pass(model, loader, settings, taught=distiller is not None)
+        )
+        dtype = precision_of(settings, model)
+        for one in (model, *self._references()):
+            set_precision(one, dtype, sharded=bool(settings.shard) and one is model)
         base = fixed_base(model)
+        checkpoint_activations(model, settings)
         if settings.shard:
             shard(model, ranks, settings.shard_over)
         if settings.compile:
-            _compile(model)
+            compile_blocks(model)
         self._own_loss = None if settings.loss is None else LossOfOwn(settings.loss)
         self._on_step = None if settings.on_step is None else load_on_step(settings.on_step)
         own_loss = None if self._own_loss is None else self._own_loss.function
@@ -141,9 +160,6 @@ class Trainer:
         check_fit(model, loader, settings, distiller, self._own_loss)
         # A loss of the user's own was tried, which runs the model.
         sharded_again(model)
-        self.rows_per_pass = ranks.least(
-            rows_per_pass(model, loader, settings, taught=distiller is not None)
-        )
         projections = {} if distiller is None else dict(distiller.named_parameters())
         optimizers = Optimizers(
             module_of(model), settings.optimizer, beside=projections, together=ranks.several
@@ -171,6 +187,15 @@ class Trainer:
             own_state=own_state,
             bits=bits,
             base=base,
+            saving=Saving.of(
+                settings.checkpoints,
+                ranks.device,
+                say,
+                copies=copy_size(
+                    model, sharded=bool(settings.shard), only_trained=base is not None
+                ),
+                group=ranks.saving_group,
+            ),
         )
         for notice in bits_notices(ranks.gather(self.bits)):
             say(notice)
@@ -192,6 +217,11 @@ class Trainer:
         if ranks.context.size > 1:
             # The model, or the backend of its attention, may refuse it.
             self._gradients.part_of(trial_row(loader))
+
+    def _references(self) -> list[LanguageModel]:
+        """Models that run next to the one that is trained, and are compared with it."""
+        reference = None if self._paths is None else self._paths.reference
+        return [] if reference is None or reference.frozen is None else [reference.frozen]
 
     @property
     def bits(self) -> JsonObject:
@@ -250,15 +280,25 @@ class Trainer:
             writes=self.ranks.is_first,
         )
         taught = nullcontext() if self.distiller is None else closing(self.distiller)
-        with Interruption() as interruption, closing(logs), taught, self._reports_dropped():
+        with (
+            Interruption() as interruption,
+            self.state.saving,
+            closing(logs),
+            taught,
+            self._reports_dropped(),
+        ):
             self.state.saved = self.loader.step
             for step, record in self._records(interruption, logs):
                 done = step.index + 1
                 last = done == self.steps
                 yield record
-                stop = self._asked(interruption)
+                stop = self._to_stop
+                if not self.ranks.several:
+                    stop = self._wants_to_stop(interruption)
                 if last or stop or done % self.settings.checkpoints.every == 0:
                     self.state.save(step)
+                if last or stop:
+                    self.state.saving.wait()
                 if stop and (not last or self.state.owed):
                     by = interruption.name or "another rank"
                     self.say(f"stopped by {by} after step {done}; resume=True (--resume) goes on")
@@ -268,6 +308,7 @@ class Trainer:
             if self.loader.step < self.steps:
                 if self.state.saved < self.loader.step:
                     self.state.save(step)
+                self.state.saving.wait()
                 raise ConfigError(
                     f"the sources ended after {self.loader.step} steps, before {self.steps}; "
                     "lower steps. All that was trained is saved"
@@ -312,20 +353,25 @@ class Trainer:
                     step = next(steps, None)
                 if step is None:
                     return
-                record = self._step(step, time.monotonic() - waited, logs)
+                record = self._step(step, time.monotonic() - waited, logs, interruption)
                 done = step.index + 1
                 last = done == self.steps
-                record |= self._evaluate(scheduled(self.evaluators, done, last), interruption)
+                if names := scheduled(self.evaluators, done, last):
+                    record |= self._evaluate(names, interruption)
+                    self._to_stop = self._asked(interruption)
                 if self._on_step is not None:
                     record |= self._on_step(self.model, step, MappingProxyType(record)) or {}
                 if self.state.owed:
                     self.state.owed["record"] = record
                 yield step, record
                 waited = time.monotonic()
+        except torch.OutOfMemoryError as error:
+            raise no_room(error, self.settings, self.rows_per_pass) from error
         except PenstockError:
             trained = self._trained
             if trained is not None and self.state.saved <= trained.index and not self.ranks.several:
                 self.state.save(trained)
+                self.state.saving.wait()
                 self.say(f"saved after step {trained.index + 1}, before the error")
             raise
 
@@ -361,16 +407,22 @@ class Trainer:
         return self.ranks.agree(bool(last) and all(f"{name}/seconds" in last for name in names))
 
     def _asked(self, interruption: Interruption) -> bool:
-        """Whether any rank was asked to stop."""
-        return self.ranks.agree(interruption.name is not None)
+        """Whether any rank was asked to stop, or could not write a checkpoint."""
+        return self.ranks.agree(self._wants_to_stop(interruption))
 
-    def _step(self, step: Step, waited: float, logs: TensorLogs) -> Record:
+    def _wants_to_stop(self, interruption: Interruption) -> bool:
+        """Whether this rank was asked to stop, or could not write a checkpoint."""
+        return interruption.name is not None or self.state.saving.failed
+
+    def _step(
+        self, step: Step, waited: float, logs: TensorLogs, interruption: Interruption
+    ) -> Record:
         began = time.monotonic()
         torch.manual_seed(
             key_for(self.settings.seed, "step", step.index, self.ranks.place.rank) >> 1
         )
         self.model.begin_step(seed=self.settings.seed, number=step.index, tokens=step.num_tokens)
-        nats = 0.0
+        nats = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         rows = list(step.joined(self.rows_per_pass))
         if self.distiller is not None:
             self.distiller.begin([inner_of(row) for row in rows], self.ranks.sum)
@@ -378,7 +430,7 @@ class Trainer:
             self._paths.begin(rows, step, self.ranks)
         with logs.watch(step.index + 1):
             for row in self._sync.over(rows):
-                nats += self._gradients.add(row, step.loss_denominators)
+                nats = nats + self._gradients.add(row, step.loss_denominators)
             if self.settings.shard:
                 # A block that drew another mixer leaves some without, and an optimizer steps those
                 # with zeros.
@@ -390,25 +442,26 @@ class Trainer:
         rate = self.settings.optimizer.peak * self.settings.schedule.share(step.index, self.steps)
         # Nothing may be saved until this step's loss and gradients are known to be finite.
         self._trained = None
-        norm = float(self.state.optimizers.step(rate))
-        [nats] = self.ranks.sum([nats])
+        norm = self.state.optimizers.step(rate)
+        read = self._read(nats, norm, interruption)
         seconds = time.monotonic() - began
         self.totals.tokens += step.num_tokens
         self.totals.targets += step.loss_denominator
         self.totals.seconds += seconds + waited
         # Shares of other losses are already divided.
         by_token = self._own_loss is None and self._paths is None
-        loss = nats / max(step.loss_denominator, 1e-12) if by_token else nats
-        if not (loss - loss == 0 and norm - norm == 0):
+        loss = read["nats"] / max(step.loss_denominator, 1e-12) if by_token else read["nats"]
+        if not (math.isfinite(loss) and math.isfinite(read["gradient_norm"])):
             raise StateError(
-                f"step {step.index}: loss {loss}, gradient norm {norm}: not finite. Nothing "
+                f"step {step.index}: loss {loss}, gradient norm {read['gradient_norm']}: not "
+                "finite. Nothing "
                 "of this step is saved; lower the learning rate, or look at `loader.explain` "
                 "of the step, then resume (--resume, resume=True)"
             )
-        taught = {} if self.distiller is None else self.distiller.end(self.ranks.sum, loss)
-        own = {} if self._own_loss is None else self._own_loss.take(self.ranks)
+        taught = {} if self.distiller is None else self.distiller.end(read, loss)
+        own = {} if self._own_loss is None else self._own_loss.figures(read)
         if self._paths is not None:
-            own |= self._paths.end(self.ranks, step)
+            own |= self._paths.end(read, step)
         self._trained = step
         if not any(step.loss_denominators) and not self._told_empty:
             self._told_empty = True
@@ -420,31 +473,30 @@ class Trainer:
         return {
             "step": step.index + 1,
             "loss": loss,
-            **means(self._gradients.sums.take(self.ranks.sum)),
+            **self._gradients.sums.means(read),
             **taught,
             **own,
-            **self.model.end_step(self.ranks.sum),
+            **self.model.end_step(read),
             "learning_rate": rate,
-            "gradient_norm": norm,
+            "gradient_norm": read["gradient_norm"],
             "tokens": self.totals.tokens,
             "targets": self.totals.targets,
             "seconds": seconds,
             "wait_seconds": waited,
         }
 
-
-def _compile(model: LanguageModel) -> None:
-    """Compile each block.
-
-    Attention is a single operation in it. What differs from row to row, the number of documents,
-    becomes dynamic when it first changes: with `dynamic=False`, torch would compile a block again
-    for each number. How many tokens an expert gets differs too much to be foreseen: experts stay as
-    they are.
-    """
-    if not isinstance(model, InBlocks):
-        raise ConfigError("training.compile: this model has no `blocks`; train it without compile")
-    for block in model.blocks:
-        for module in block.modules():
-            if isinstance(module, Experts):
-                module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
-        block.compile()
+    def _read(self, nats: Tensor, norm: Tensor, interruption: Interruption) -> dict[str, float]:
+        """Everything that a step's record needs from the device, over all ranks."""
+        sums = StepSums(self.ranks)
+        sums.add({"nats": nats, "stop": float(self._wants_to_stop(interruption))})
+        sums.add(self._gradients.sums.pending())
+        sums.add(self.model.pending_sums())
+        for part in (self.distiller, self._own_loss, self._paths):
+            if part is not None:
+                sums.add(part.pending())
+        sums.same({"gradient_norm": norm})
+        if self._paths is not None:
+            sums.same(self._paths.pending_same())
+        read = sums.take()
+        self._to_stop = read["stop"] > 0
+        return read

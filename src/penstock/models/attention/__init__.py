@@ -15,8 +15,8 @@ attention.backend                                                         # "var
 | `flex` | CUDA; CPU without gradients | yes | FlexAttention with a block mask |
 | `dense` | everywhere; for tests and small rows | yes | one call with a [T, T] mask |
 
-`auto` takes `varlen` for half precision on CUDA, `flex` if such a row has prefixes, and
-`per_document` otherwise. A backend chosen by name is used, or refused with the reason and the
+`auto` takes `varlen` for half precision on CUDA, `flex` if such a row has prefixes, trees or a soft
+cap, and `per_document` otherwise (`row_attention.py` has the whole table). A backend chosen by name is used, or refused with the reason and the
 alternatives; it is never replaced by another.
 
 `slice_attention` is the same for ranks that share a row (context parallelism).
@@ -35,17 +35,25 @@ from penstock.models.attention.flex import flex_mask_mod
 from penstock.models.attention.row_attention import (
     BACKENDS,
     REQUIREMENTS,
+    AttentionLayer,
+    LayerAttend,
+    RowAttend,
     RowAttention,
     attend,
     choose,
 )
+from penstock.models.attention.varlen import flash_name
 
 __all__ = [
     "BACKENDS",
     "REQUIREMENTS",
+    "AttentionLayer",
+    "LayerAttend",
+    "RowAttend",
     "RowAttention",
     "attend",
     "choose",
+    "flash_name",
     "flex_mask_mod",
     "gather_slots",
     "slice_attention",

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from penstock.core.errors import ConfigError, DistributedError
+from penstock.models.attention.kernels import moved
 from penstock.models.attention.row_attention import RowAttention
 from penstock.models.attention.slices import prepare_slice
 from penstock.plan.inputs import RowSlice
@@ -60,10 +61,11 @@ def slice_attention(
     name, attend = prepare_slice(
         part, device=device, dtype=dtype, backend=backend, window=window, softcap=softcap
     )
-    order = torch.from_numpy(part.order).to(device)
+    order = moved(part.order, device)
 
-    def gathered(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, *gather_slots((k, v), order, group))
+    def gathered(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        keys, values = gather_slots((k, v), order, group)
+        return attend(q, keys, values, sinks)
 
     return RowAttention(
         backend=name,

@@ -6,12 +6,17 @@ from its own slot to the end of its piece's subtree: a block of keys is seen by 
 after it if its farthest key reaches the first query, and by all of it if its nearest reaches the
 last. With prefixes, the keys that a query sees are contiguous, and both ends only move forward with
 the query. So the first and last query of a block suffice: the block sees all keys that either sees
-or that lie between these, and keys that both see are seen by all queries between them.
+or that lie between these, and keys that both see are seen by all queries between them. A sliding
+window hides blocks of keys that lie before it; in trees, where windows count positions, it only
+makes blocks seen in part.
+
+Scores within a number are its `score_mod`; sinks take its log-sum-exps, which have gradients.
 
 On the CPU torch has no backward pass for it and runs it unfused. That suits inspecting a mask, so
 it is supported there without gradients and refused with them.
 """
 
+import inspect
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -24,7 +29,10 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
-from penstock.models.attention.backends import Attend, Backend
+from penstock.models.attention.backends import Backend
+from penstock.models.attention.calls import PLAIN, Attend, Scores
+from penstock.models.attention.kernels import moved
+from penstock.models.attention.sinks import add_sinks
 from penstock.plan.inputs import AttentionRule
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -62,15 +70,40 @@ def flex_mask_mod(document_ids: Tensor, prefix: Tensor | None = None) -> MaskMod
     )
 
 
-def block_mask(rule: AttentionRule, mask_mod: MaskMod, device: torch.device) -> BlockMask:
-    """The same blocks as `create_block_mask(mask_mod, None, None, T, T, device=device)`.
+def window_mask_mod(mask_mod: MaskMod, window: int, positions: Tensor | None) -> MaskMod:
+    """A `mask_mod` without keys that are `window` or more before the query.
+
+    Args:
+        mask_mod: The rule without the window.
+        window: Maximum tokens that a token sees, including itself.
+        positions: [T], position of each slot in its document; None: those of slots, which differ by
+            as much without trees.
+    """
+    if positions is None:
+        return lambda batch, head, query, key: (
+            mask_mod(batch, head, query, key) & (query - key < window)
+        )
+    return lambda batch, head, query, key: (
+        mask_mod(batch, head, query, key) & (positions[query] - positions[key] < window)
+    )
+
+
+def block_mask(
+    rule: AttentionRule, mask_mod: MaskMod, device: torch.device, window: int | None = None
+) -> BlockMask:
+    """The same blocks as `create_block_mask(mask_mod, None, None, T, T, device=device)`; with a
+    window in trees, there are blocks that no query sees.
 
     Args:
         rule: Which slots each slot sees.
         mask_mod: The same rule, for the blocks that are seen in part.
         device: Where it is used.
+        window: That of `mask_mod`; None: it has none.
     """
     some, whole = _blocks(rule)
+    if window is not None:
+        whole = whole & _near(rule, window, whole=True)
+        some = some & _near(rule, window, whole=False)
     part = _in_order(some & ~whole, device)
     full = _in_order(whole, device)
     return BlockMask.from_kv_blocks(*part, *full, BLOCK, mask_mod, (rule.num_slots, rule.num_slots))
@@ -100,29 +133,46 @@ def _blocks(rule: AttentionRule) -> tuple[Array, Array]:
     return some, whole & complete[:, None] & complete
 
 
+def _near(rule: AttentionRule, window: int, *, whole: bool) -> Array:
+    """bool [blocks, blocks]: whether a window can show some keys of a block to some queries of
+    another, or does show all to all.
+    """
+    firsts = np.arange(0, rule.num_slots, BLOCK)
+    lasts = np.minimum(firsts + BLOCK, rule.num_slots) - 1
+    if rule.forked:
+        # Positions of a branch begin again behind those of its siblings.
+        return np.full((len(firsts), len(firsts)), not whole)
+    far, near = lasts[:, None] - firsts, firsts[:, None] - lasts
+    return (far if whole else near) < window
+
+
 def _in_order(blocks: Array, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Number of key blocks of each query block, [1, 1, n], and block numbers with these first, [1,
     1, n, n].
     """
     counts = blocks.sum(1, dtype=np.int32)
     order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
-    return torch.from_numpy(counts[None, None]).to(device), torch.from_numpy(order[None, None]).to(
-        device
-    )
+    return moved(counts[None, None], device), moved(order[None, None], device)
 
 
-def _prepare(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> Attend:
-    ids = torch.from_numpy(rule.document_ids).to(device)
+def _prepare(
+    rule: AttentionRule, device: torch.device, dtype: torch.dtype, scores: Scores
+) -> Attend:
+    ids = moved(rule.document_ids, device)
     if rule.forked:
-        mask_mod = tree_mask_mod(torch.from_numpy(rule.ends).to(device)[ids])
+        mask_mod = tree_mask_mod(moved(rule.ends, device)[ids])
     else:
-        mask_mod = flex_mask_mod(
-            ids, torch.from_numpy(rule.prefix).to(device) if rule.bidirectional else None
-        )
-    blocks = block_mask(rule, mask_mod, device)
+        mask_mod = flex_mask_mod(ids, moved(rule.prefix, device) if rule.bidirectional else None)
+    if scores.window is not None:
+        positions = moved(rule.positions, device) if rule.forked else None
+        mask_mod = window_mask_mod(mask_mod, scores.window, positions)
+    blocks = block_mask(rule, mask_mod, device, scores.window)
     call = _compiled() if device.type == "cuda" else _unfused
+    given: dict[str, object] = {"block_mask": blocks}
+    if scores.softcap is not None:
+        given["score_mod"] = softcap_mod(scores.softcap)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         if device.type == "cpu":
             if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
                 raise ConfigError(
@@ -134,10 +184,29 @@ def _prepare(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> A
             q, k, v = q.detach(), k.detach(), v.detach()
         grouped = q.shape[1] != k.shape[1]
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-        out: Tensor = call(q, k, v, block_mask=blocks, enable_gqa=grouped)
-        return out.squeeze(0).transpose(0, 1)
+        if sinks is None:
+            out: Tensor = call(q, k, v, enable_gqa=grouped, **given)
+            return out.squeeze(0).transpose(0, 1)
+        found, sums = _with_sums(call, q, k, v, enable_gqa=grouped, **given)
+        return add_sinks(found.squeeze(0).transpose(0, 1), sums.squeeze(0), sinks)[0]
 
     return attend
+
+
+def softcap_mod(softcap: float) -> Callable[..., Tensor]:
+    """FlexAttention's `score_mod` that keeps scores within ± a number."""
+    return lambda score, batch, head, query, key: softcap * torch.tanh(score / softcap)
+
+
+def _with_sums(call: Any, *heads: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
+    """Outputs, and log-sum-exps [1, heads, T]."""
+    if "return_aux" not in inspect.signature(flex_attention).parameters:
+        found, sums = call(*heads, return_lse=True, **given)
+        return found, sums
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    found, more = call(*heads, return_aux=AuxRequest(lse=True), **given)
+    return found, more.lse
 
 
 @cache
@@ -152,12 +221,19 @@ def _unfused(q: Tensor, k: Tensor, v: Tensor, **settings: Any) -> Any:
         return flex_attention(q, k, v, **settings)
 
 
-def _refusal(rule: AttentionRule, device: torch.device, dtype: torch.dtype) -> str | None:
-    return (
-        None
-        if device.type in ("cuda", "cpu")
-        else f"runs on cuda (and cpu, without gradients), not on {device.type}"
-    )
+def _refusal(
+    rule: AttentionRule, device: torch.device, dtype: torch.dtype, scores: Scores = PLAIN
+) -> str | None:
+    if device.type not in ("cuda", "cpu"):
+        return f"runs on cuda (and cpu, without gradients), not on {device.type}"
+    if device.type == "cpu" and scores != PLAIN:
+        limits = (
+            f"a sliding window of {scores.window}"
+            if scores.softcap is None
+            else f"scores within {scores.softcap:g}"
+        )
+        return f"has {limits} on cuda only, unlike 'per_document' and 'dense'"
+    return None
 
 
 FLEX = Backend(name="flex", refusal=_refusal, prepare=_prepare)

@@ -14,7 +14,6 @@ stretches has its keys copied for each.
 `dense` is one call with a mask of all pairs: for tests and small rows.
 """
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
@@ -26,9 +25,6 @@ from torch import Tensor
 from penstock.core.errors import ConfigError
 from penstock.models.attention.backends import (
     VARLEN,
-    Attend,
-    attend_heads,
-    causal_settings,
     flash,
     flash_backward,
     heads_first,
@@ -36,7 +32,12 @@ from penstock.models.attention.backends import (
     plain_heads,
     tokens_first,
 )
+from penstock.models.attention.calls import Attend, Scores
+from penstock.models.attention.compiling import any_number
+from penstock.models.attention.kernels import attend_heads, moved
+from penstock.models.attention.sinks import add_sinks, sink_gradients
 from penstock.models.attention.softcap import capped_attention
+from penstock.models.attention.varlen import Bounds, find_varlen, flash_name, prepare_varlen
 from penstock.plan.inputs import RowSlice
 
 BACKENDS = ("per_document", "varlen", "dense")
@@ -78,8 +79,6 @@ def prepare_slice(
             "other; take a model without sliding_window, or an objective with "
             "bidirectional=False"
         )
-    if window is not None and window >= int(part.rule.positions.max()) + 1:
-        window = None
     reason = _refusal(part, device, dtype, window, softcap)
     if backend == "varlen" and reason is not None:
         raise ConfigError(
@@ -91,6 +90,8 @@ def prepare_slice(
         return backend, _varlen(part, device, window)
     if backend == "dense":
         return backend, _masked([_Stretch.whole(part)], part, device, window, softcap)
+    if window is not None and window >= int(part.rule.positions.max()) + 1:
+        window = None
     if device.type == "cpu" and window is None and softcap is None:
         return backend, _operation(part)
     return backend, _masked(list(_stretches(part, window)), part, device, window, softcap)
@@ -104,29 +105,18 @@ def _refusal(
     softcap: float | None,
 ) -> str | None:
     """Why `varlen` does not support a slice; None: it does."""
-    if (reason := VARLEN.refusal(part.rule, device, dtype)) is not None:
-        return reason
-    if softcap is not None:
-        return f"cannot keep scores within {softcap:g}"
-    from torch.nn.attention.varlen import varlen_attn
-
-    if window is not None and "window_size" not in inspect.signature(varlen_attn).parameters:
-        return f"does not support sliding windows in torch {torch.__version__}"
-    return None
+    return VARLEN.refusal(part.rule, device, dtype, Scores(window, softcap))
 
 
 def _varlen(part: RowSlice, device: torch.device, window: int | None) -> Attend:
-    from torch.nn.attention.varlen import varlen_attn
+    function = find_varlen()
+    assert function is not None, "refused before"
+    flash_name(device.type)
+    attend_runs_of = prepare_varlen(function, Bounds.of(*part.lengths, device), window)
+    places = any_number(moved(part.keys, device))
 
-    settings = causal_settings(varlen_attn) if window is None else {"window_size": (window - 1, 0)}
-    longest_queries, longest_keys = (int(np.diff(bounds).max()) for bounds in part.lengths)
-    queries, keys = (torch.from_numpy(bounds).to(device) for bounds in part.lengths)
-    places = torch.from_numpy(part.keys).to(device)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k, v = (x[places].repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-        out: Tensor = varlen_attn(q, k, v, queries, keys, longest_queries, longest_keys, **settings)  # type: ignore[assignment]
-        return out
+    def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        return attend_runs_of(q, k[places], v[places], sinks)
 
     return attend
 
@@ -189,10 +179,10 @@ def _masked(
     softcap: float | None,
 ) -> Attend:
     """A call with a mask for each stretch of queries; masks live only during their call."""
-    index, positions = (torch.from_numpy(x).to(device) for x in (part.index, part.rule.positions))
+    index, positions = (moved(x, device) for x in (part.index, part.rule.positions))
     row = torch.arange(len(part.order), device=device)
     made = [
-        (one, one.keys if isinstance(one.keys, slice) else torch.from_numpy(one.keys).to(device))
+        (one, one.keys if isinstance(one.keys, slice) else moved(one.keys, device))
         for one in stretches
     ]
 
@@ -207,25 +197,27 @@ def _masked(
         # By positions, which differ from slots in a tree.
         return mask if window is None else mask & (positions[queries] - positions[keys] < window)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         found = []
         for stretch, keys in made:
             queries, mask = q[stretch.queries], mask_of(stretch, row[keys])
-            if softcap is None:
+            if softcap is None and sinks is None:
                 found.append(attend_heads(queries, k[keys], v[keys], mask=mask))
             else:
                 heads, seen, carried = (x.transpose(0, 1) for x in (queries, k[keys], v[keys]))
-                found.append(capped_attention(heads, seen, carried, mask, softcap).transpose(0, 1))
+                out = capped_attention(heads, seen, carried, mask, softcap, sinks)
+                found.append(out.transpose(0, 1))
         return torch.cat(found)
 
     return attend
 
 
 def _operation(part: RowSlice) -> Attend:
-    calls = torch.from_numpy(_calls(part))
+    # In one dimension, whose length is never 1: torch would compile a slice of one call by itself.
+    calls = any_number(torch.from_numpy(_calls(part).reshape(-1)))
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = attend_runs(q, k, v, calls)[0]
+    def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        out: Tensor = attend_runs(q, k, v, calls, sinks)[0]
         return out
 
     return attend
@@ -245,15 +237,18 @@ def _calls(part: RowSlice) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
 
 
 @torch.library.custom_op("penstock::attend_runs", mutates_args=(), device_types="cpu")
-def attend_runs(q: Tensor, k: Tensor, v: Tensor, calls: Tensor) -> tuple[Tensor, Tensor]:
+def attend_runs(
+    q: Tensor, k: Tensor, v: Tensor, calls: Tensor, sinks: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Attention of queries to the keys of all calls that they are in, joined by log-sum-exp.
 
     Args:
         q: [t, heads, dim].
         k: [T', kv_heads, dim].
         v: [T', kv_heads, dim].
-        calls: [c, 5] int64: begin and end of queries, of keys, and whether causal, with as many
+        calls: int64 [5 × c]: begin and end of queries, of keys, and whether causal, with as many
             keys as queries.
+        sinks: [heads]; None: there are none.
 
     Returns:
         [t, heads, dim], and the log-sum-exp that the backward pass needs, [heads, t].
@@ -262,10 +257,12 @@ def attend_runs(q: Tensor, k: Tensor, v: Tensor, calls: Tensor) -> tuple[Tensor,
     sums = _no_sums(q)
     # Parts must not be rounded before they are joined.
     out = torch.zeros(q.shape, dtype=sums.dtype)
-    for begin, end, first, last, causal in calls.tolist():
+    for begin, end, first, last, causal in calls.view(-1, 5).tolist():
         keys, values = heads_first(k[first:last]), heads_first(v[first:last])
         found, logs = flash(heads_first(q[begin:end]), keys, values, 0.0, bool(causal))
         join_attention(out[begin:end], sums[:, begin:end], tokens_first(found), logs[0])
+    if sinks is not None:
+        out, sums = add_sinks(out, sums, sinks)
     return out.to(q.dtype), sums
 
 
@@ -282,7 +279,7 @@ def attend_runs_backward(
     """Gradients of q, k and v, summed over calls in float32 or wider."""
     gradient, q, k, v = gradient.contiguous(), plain_heads(q), plain_heads(k), plain_heads(v)
     totals = [torch.zeros(x.shape, dtype=sums.dtype) for x in (q, k, v)]
-    for begin, end, first, last, causal in calls.tolist():
+    for begin, end, first, last, causal in calls.view(-1, 5).tolist():
         queries, keys = slice(begin, end), slice(first, last)
         found = flash_backward(
             heads_first(gradient[queries]),
@@ -301,7 +298,7 @@ def attend_runs_backward(
 
 
 @attend_runs.register_fake
-def _(q, k, v, calls):  # type: ignore[no-untyped-def]
+def _(q, k, v, calls, sinks=None):  # type: ignore[no-untyped-def]
     return torch.empty_like(q, memory_format=torch.contiguous_format), _no_sums(q)
 
 
@@ -311,13 +308,15 @@ def _(gradient, q, k, v, out, sums, calls):  # type: ignore[no-untyped-def]
 
 
 def _remember(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, k, v, calls = inputs
-    ctx.save_for_backward(q, k, v, *output, calls)
+    q, k, v, calls, sinks = inputs
+    ctx.save_for_backward(q, k, v, *output, calls, sinks)
     ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx, gradient, _):  # type: ignore[no-untyped-def]
-    return *attend_runs_backward(gradient, *ctx.saved_tensors), None
+    *given, sinks = ctx.saved_tensors
+    of_sinks = None if sinks is None else sink_gradients(gradient, given[3], given[4], sinks)
+    return *attend_runs_backward(gradient, *given), None, of_sinks
 
 
 attend_runs.register_autograd(_backward, setup_context=_remember)

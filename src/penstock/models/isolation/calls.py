@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import IsolationError
+from penstock.models.attention.compiling import uncompiled
 from penstock.models.isolation.comparison import not_finite
 from penstock.models.isolation.report import CURE, describe, names
 from penstock.models.theirs.tensors import model_inputs
@@ -137,12 +138,13 @@ def embedding(model: TorchModel) -> nn.Embedding:
 
 @contextmanager
 def undisturbed(model: TorchModel) -> Iterator[None]:
-    """Evaluation mode and separate random generators within the block."""
+    """Evaluation mode, separate random generators, and nothing compiled within the block."""
     modes = [(module, module.training) for module in model.modules()]
     device = next(model.parameters()).device
     model.eval()
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), uncompiled():
             yield
     finally:
         for module, training in modes:

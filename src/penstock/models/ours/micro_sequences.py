@@ -26,11 +26,13 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.core.errors import ConfigError
+from penstock.models.attention import AttentionLayer, RowAttention
+from penstock.models.attention.compiling import outside_graphs
+from penstock.models.attention.kernels import sdpa
+from penstock.models.attention.sinks import add_sinks, sink_gradients
 from penstock.models.attention.softcap import capped_attention
-from penstock.models.attention.windows import attention_of
 from penstock.models.language_model import LanguageModel
 from penstock.models.ours.transformer import Transformer
 from penstock.models.recurrent.borders import Borders
@@ -47,7 +49,13 @@ loss, a scalar.
 
 
 def attend_past(
-    q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tensor, softcap: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    past_k: Tensor,
+    past_v: Tensor,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend to the past in full, and causally to the new tokens themselves.
 
@@ -58,19 +66,22 @@ def attend_past(
         past_k: [p, kv_heads, dim], of the p tokens before, p ≥ 1.
         past_v: [p, kv_heads, dim].
         softcap: Scores are kept within ± this number; None: they are as they come.
+        sinks: [heads]; None: there are none.
 
     Returns:
         [n, heads, dim].
     """
     parts = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v, past_k, past_v)]
-    if softcap is not None:
+    cpu = q.device.type == "cpu"
+    if softcap is not None or (sinks is not None and not cpu):
         keys, values = torch.cat([parts[3], parts[1]], 2), torch.cat([parts[4], parts[2]], 2)
         seen = torch.ones(len(q), keys.shape[2], dtype=torch.bool, device=q.device).tril(
             len(past_k)
         )
-        return capped_attention(parts[0], keys, values, seen, softcap).squeeze(0).transpose(0, 1)
-    if q.device.type == "cpu":
-        out: Tensor = _Joined.apply(*parts)
+        found = capped_attention(parts[0], keys, values, seen, softcap, sinks)
+        return found.squeeze(0).transpose(0, 1)
+    if cpu:
+        out: Tensor = _Joined.apply(*parts, sinks)
     else:
         out = attend_aligned(*parts)
     return out.squeeze(0).transpose(0, 1)
@@ -83,15 +94,19 @@ def attend_aligned(q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tens
 
     keys, values = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
     aligned = causal_lower_right(q.shape[2], keys.shape[2])
-    return scaled_dot_product_attention(
-        q, keys, values, attn_mask=aligned, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    return sdpa(q, keys, values, mask=aligned)
 
 
 class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, past_k: Tensor, past_v: Tensor
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        past_k: Tensor,
+        past_v: Tensor,
+        sinks: Tensor | None,
     ) -> Tensor:
         q, k, v, past_k, past_v = (x.contiguous() for x in (q, k, v, past_k, past_v))
         before, before_sums = _flash(q, past_k, past_v, 0.0, False)
@@ -102,18 +117,25 @@ class _Joined(torch.autograd.Function):
             (part * share).to(q.dtype) for part, share in zip((before, own), shares, strict=True)
         )
         assert isinstance(out, Tensor)
-        ctx.save_for_backward(q, k, v, past_k, past_v, out, sums)
+        if sinks is not None:
+            found, sums = add_sinks(out.transpose(1, 2), sums, sinks)
+            out = found.transpose(1, 2).contiguous()
+        ctx.save_for_backward(q, k, v, past_k, past_v, out, sums, sinks)
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, past_k, past_v, out, sums = ctx.saved_tensors
+        q, k, v, past_k, past_v, out, sums, sinks = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         of_before, of_past_k, of_past_v = _flash_backward(
             gradient, q, past_k, past_v, out, sums, 0.0, False
         )
         of_own, of_k, of_v = _flash_backward(gradient, q, k, v, out, sums, 0.0, True)
-        return of_before + of_own, of_k, of_v, of_past_k, of_past_v
+        of_sinks = None
+        if sinks is not None:
+            wanted, found = (x[0].transpose(0, 1) for x in (gradient, out))
+            of_sinks = sink_gradients(wanted, found, sums[0], sinks)
+        return of_before + of_own, of_k, of_v, of_past_k, of_past_v, of_sinks
 
 
 def backward_in_parts(
@@ -255,14 +277,14 @@ class _Part:
         self._rest, how = None, row.attention
         self._softcap = how.softcap
         if len(rest):
-            self._rest = attention_of(
+            self._rest = RowAttention.of(
                 AttentionRule(rest),
-                None,
                 device=how.device,
                 dtype=how.dtype,
                 backend=how.backend,
                 softcap=how.softcap,
             )
+        self._attend = outside_graphs(_attend)
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
         self._leaves: dict[int, tuple[Tensor, Tensor]] = {}
         self.borders = Borders([0, *local[:, 2]], row.tokens.device)
@@ -298,23 +320,29 @@ class _Part:
         else:
             self._keys.states[self._slots.stop, layer] = last
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`LayerAttend` with the past included; stores keys and values, or keeps them in the
         graph.
         """
+        out: Tensor = self._attend(self, layer, q, k, v)
+        return out
+
+    def attend_now(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """`attend`, as it is: what it keeps differs by layer."""
+        place, sinks = layer.place, layer.sinks
         if torch.is_grad_enabled():
-            self._own[layer] = (k, v)
+            self._own[place] = (k, v)
         else:
-            self._keys.store(layer, self._slots, self._total, (k, v))
+            self._keys.store(place, self._slots, self._total, (k, v))
         n, out = self._continued, []
         if n:
             past_k, past_v = (
-                x[self._past].detach().requires_grad_() for x in self._keys.pairs[layer]
+                x[self._past].detach().requires_grad_() for x in self._keys.pairs[place]
             )
-            self._leaves[layer] = (past_k, past_v)
-            out.append(attend_past(q[:n], k[:n], v[:n], past_k, past_v, self._softcap))
+            self._leaves[place] = (past_k, past_v)
+            out.append(attend_past(q[:n], k[:n], v[:n], past_k, past_v, self._softcap, sinks))
         if self._rest is not None:
-            out.append(self._rest(q[n:], k[n:], v[n:]))
+            out.append(self._rest(q[n:], k[n:], v[n:], sinks))
         return torch.cat(out) if len(out) > 1 else out[0]
 
     def backward(self, loss: Tensor) -> None:
@@ -344,3 +372,7 @@ class _Part:
             self._keys.state_gradients[self._slots.start, layer] = tuple(
                 leaf.grad for leaf in before
             )
+
+
+def _attend(part: _Part, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return part.attend_now(layer, q, k, v)

@@ -12,7 +12,7 @@ every device and rank, and for every weight that two models of different depth s
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -26,7 +26,9 @@ from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage, RowMedia
-from penstock.models.cache import Cache, LayerAttend
+from penstock.models.attention import LayerAttend
+from penstock.models.attention.compiling import uncompiled
+from penstock.models.cache import Cache
 from penstock.models.facts import ModelFacts
 from penstock.models.image_features import FeatureCache
 from penstock.models.language_model import PackingVerdict
@@ -92,9 +94,12 @@ class Transformer(nn.Module):
         self.facts = ModelFacts()
         self.embedding = nn.Embedding(settings.vocab_size, settings.width)
         kinds = [settings.block(layer) for layer in range(settings.num_blocks)]
-        self.blocks = nn.ModuleList(Block(settings, kind) for kind in kinds)
         self._places = settings.places()
+        self.blocks = nn.ModuleList(
+            Block(settings, kind, places) for kind, places in zip(kinds, self._places, strict=True)
+        )
         self._step: StepOfTraining | None = None
+        self._computes: torch.dtype | None = None
         self.draws = True
         self.norm = RMSNorm(settings.width, settings.norm_eps)
         self.unembedding = None if settings.tied else Linear(settings.width, settings.vocab_size)
@@ -120,12 +125,13 @@ class Transformer(nn.Module):
         balance = None
         if self.settings.has_experts and self._trains:
             balance = Balance(row)
-        attention = row.attention
-        # A compiled model must not depend on the row's own arrays, which it would through the row's
-        # method.
-        attend = row.attend if row.others else lambda layer, q, k, v: attention(q, k, v)
         hidden = self.run(
-            row.tokens, row.positions, attend, embedded=embedded, carried=carried, balance=balance
+            row.tokens,
+            row.positions,
+            row.attend,
+            embedded=embedded,
+            carried=carried,
+            balance=balance,
         )
         if balance is not None:
             step = self._begun()
@@ -144,11 +150,18 @@ class Transformer(nn.Module):
         """
         self._step = StepOfTraining(seed, number, tokens)
 
-    def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
+    def pending_sums(self) -> dict[str, Tensor]:
+        """`experts.evenness`, for a model with experts; on the device, not divided."""
+        if not self.settings.has_experts:
+            return {}
+        found = torch.as_tensor(self._begun().evenness, device=self.device)
+        return {"experts.evenness": found}
+
+    def end_step(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Figures of the step.
 
         Args:
-            total: Sums numbers over all ranks.
+            sums: Those of `pending_sums`, over all ranks.
 
         Returns:
             `experts.evenness`, for a model with experts: 1 if each document uses all experts alike;
@@ -157,12 +170,11 @@ class Transformer(nn.Module):
         if not self.settings.has_experts:
             return {}
         step = self._begun()
-        [evenness] = total([float(step.evenness)])
         blocks = sum(
             self.settings.block(layer).experts is not None
             for layer in range(self.settings.num_blocks)
         )
-        return {"experts.evenness": evenness / (step.tokens * blocks)}
+        return {"experts.evenness": sums["experts.evenness"] / (step.tokens * blocks)}
 
     @property
     def _trains(self) -> bool:
@@ -298,9 +310,15 @@ class Transformer(nn.Module):
         growth = cache.growth(tokens, lengths, sequences)
         embedded = None if images is None else self._embedded(tokens, growth.parts(images))
         carried = growth if self.settings.is_recurrent else None
-        hidden = self.run(
-            tokens, growth.positions, growth.attend, distances=1, embedded=embedded, carried=carried
-        )[0]
+        with uncompiled():
+            hidden = self.run(
+                tokens,
+                growth.positions,
+                growth.attend,
+                distances=1,
+                embedded=embedded,
+                carried=carried,
+            )[0]
         growth.done()
         return self.logits(hidden[growth.last])
 
@@ -429,9 +447,17 @@ class Transformer(nn.Module):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype of the settings if weights are in float32, otherwise that of the weights."""
+        """The dtype of the settings if weights are in float32, otherwise that of the weights;
+        unless `compute_in` chose another.
+        """
+        if self._computes is not None:
+            return self._computes
         kept = self.embedding.weight.dtype
         return getattr(torch, self.settings.dtype) if kept == torch.float32 else kept
+
+    def compute_in(self, dtype: torch.dtype, *, casts: bool = True) -> None:
+        """See `LanguageModel`; each layer casts its own weights."""
+        self._computes = dtype
 
     @property
     def prediction_weights(self) -> tuple[float, ...]:

@@ -37,7 +37,9 @@ class VisionTower(nn.Module):
         inner = settings.of_vision
         self.embedding = Linear(own.patch_values, own.width)
         self.places = nn.Parameter(torch.empty(own.patches, own.width))
-        self.blocks = nn.ModuleList(Block(inner, BlockSettings()) for _ in range(own.layers))
+        self.blocks = nn.ModuleList(
+            Block(inner, BlockSettings(), [place]) for place in range(own.layers)
+        )
         self.norm = RMSNorm(own.width, settings.norm_eps)
         self.projection = Linear(own.width, settings.width)
 
@@ -53,7 +55,7 @@ class VisionTower(nn.Module):
         return out
 
 
-def _attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _attend(_: object, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attention of all patches of an image to each other, [images, patches, heads, dim]."""
     q, k, v = (part.transpose(1, 2) for part in (query, key, value))
     return scaled_dot_product_attention(q, k, v).transpose(1, 2)

@@ -11,12 +11,13 @@ keyword arguments down to it, and `penstock_attend` among them is the function t
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import ConfigError
+from penstock.models.attention import AttentionLayer, LayerAttend
 from penstock.models.isolation.comparison import largest_difference, spread, tolerance
 from penstock.models.isolation.lengths import WINDOWS
 from penstock.models.isolation.report import describe
@@ -27,12 +28,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Result = TypeVar("Result")
+
+
+class Computes(Protocol):
+    """A model that says in which dtype it computes."""
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of hidden states."""
+
+
 TRIAL, PROMPT = 16, 9
 """Tokens of the test document, and of its beginning that serves as a prompt."""
 
 NAME = "penstock"
 """Of our attention in transformers' attention interface."""
-_UNSUPPORTED = ("s_aux", "position_bias", "head_mask")
+_UNSUPPORTED = ("position_bias", "head_mask")
 """Arguments of some models to their attention that ours does not support."""
 
 
@@ -44,8 +55,12 @@ def trial_tokens(inner: "PreTrainedModel") -> Tensor:
     return (torch.arange(TRIAL, device=weight.device) * 7 + 3) % len(weight)
 
 
-def true_logits(inner: object) -> Tensor:
+def true_logits(inner: "PreTrainedModel", *, causal: bool = True) -> Tensor:
     """[TRIAL, vocabulary]: transformers' own logits of the test document alone.
+
+    Args:
+        inner: A model of transformers.
+        causal: Whether to require that later tokens change nothing.
 
     Raises:
         ConfigError: The model cannot be run, its logits are NaN, or it is not causal.
@@ -63,7 +78,9 @@ def true_logits(inner: object) -> Tensor:
     far = float((part - whole[:PROMPT]).float().nan_to_num().abs().amax(-1).median()) / spread(
         whole
     )
-    if not far <= tolerance(whole.dtype):
+    # Some models compute in half precision and return float32.
+    coarse = max(tolerance(whole.dtype), tolerance(next(inner.parameters()).dtype))
+    if causal and not far <= coarse:
         raise ConfigError(
             f"{describe(inner)} is not a causal language model: logits of a token change by "
             f"{far:.2g} standard deviations with later tokens, so it cannot be trained, "
@@ -85,9 +102,9 @@ def distance(found: Tensor, truth: Tensor) -> float:
     return largest_difference(found.to(truth.dtype), truth) / spread(truth)
 
 
-def rounding(inner: "PreTrainedModel") -> float:
-    """The largest `distance` that counts as rounding."""
-    return tolerance(next(inner.parameters()).dtype)
+def rounding(model: Computes) -> float:
+    """The largest `distance` that counts as rounding in a model's logits."""
+    return tolerance(model.compute_dtype)
 
 
 def attempt(inner: "PreTrainedModel", run: Callable[[], Result]) -> Result:
@@ -175,6 +192,33 @@ class AttentionFit:
     """Why it does not."""
 
 
+class TheirLayer(NamedTuple):
+    """A layer of a model of transformers as an `AttentionLayer`, with what its call gave."""
+
+    module: nn.Module
+    window: int | None = None
+    sinks: Tensor | None = None
+    softcap: float | None = None
+
+    @property
+    def place(self) -> int:
+        """Read when it is asked for: compiled code is made again for each number that it reads."""
+        found: Any = self.module.layer_idx
+        return int(found)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class InBatch:
+    """The `LayerAttend` of a row, for models that have it as a batch [1, T, heads, dim]."""
+
+    attend: LayerAttend
+
+    def __call__(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The same, in a batch of one."""
+        return self.attend(layer, q[0], k[0], v[0])[None]
+
+
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> tuple[Tensor, None]:
@@ -192,9 +236,9 @@ def _attend(
     scaling, dim = given.get("scaling"), query.shape[-1]
     if scaling is not None and abs(scaling * dim**0.5 - 1) > 1e-6:
         q = q * (scaling * dim**0.5)
-    return attend(
-        module.layer_idx, q, k, v, given.get("sliding_window"), given.get("softcap")
-    ), None
+    sinks = given.get("s_aux")
+    layer = TheirLayer(module, given.get("sliding_window"), sinks, given.get("softcap"))
+    return attend(layer, q, k, v), None
 
 
 def use_attention(inner: "PreTrainedModel", name: str) -> None:
@@ -223,9 +267,7 @@ def with_our_attention(inner: "PreTrainedModel") -> Iterator[None]:
         config._attn_implementation = before
 
 
-def values_alone(
-    layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None, softcap: float | None
-) -> Tensor:
+def values_alone(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of each token to itself only: its own values; for testing a model."""
     return v.repeat_interleave(q.shape[2] // v.shape[2], 2)
 
@@ -249,15 +291,15 @@ def take_attention(inner: "PreTrainedModel") -> AttentionShape:
     windows: dict[int, int | None] = {}
     softcaps: set[float | None] = set()
 
-    def record(
-        layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None, softcap: float | None
-    ) -> Tensor:
+    def record(layer: TheirLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if k.shape != v.shape or q.shape[3] != k.shape[3]:
             raise UnfitAttentionError("heads of keys and values differ in width")
-        seen.append((layer, (k.shape[2], k.shape[3])))
-        windows[layer] = window
-        softcaps.add(softcap)
-        return values_alone(layer, q, k, v, window, softcap)
+        if layer.sinks is not None and layer.sinks.shape != q.shape[2:3]:
+            raise UnfitAttentionError("its sinks are not one number for each head")
+        seen.append((layer.place, (k.shape[2], k.shape[3])))
+        windows[layer.place] = layer.window
+        softcaps.add(layer.softcap)
+        return values_alone(layer, q, k, v)
 
     with evaluating(inner):
         try:

@@ -44,7 +44,12 @@ class TheirCaches:
         # The trial's short text shows nothing of what a longer one meets: the first to get there is
         # read twice.
         self._watched = {length + more for length in changing_lengths(model) for more in (1, 2)}
-        self._try()
+        trial = model.trial_model
+        if trial is model:
+            self._try()
+        else:
+            found = TheirCaches(trial)
+            self.steps, self.parts, self.reason = found.steps, found.parts, found.reason
 
     def _try(self) -> None:
         tokens = trial_tokens(self._model.inner)
@@ -67,7 +72,7 @@ class TheirCaches:
         for begin, end in pairwise(cuts):
             found.append(self._extend(held, tokens[begin:end]))
         far = distance(torch.stack(found), truth[torch.tensor(cuts[1:]) - 1])
-        if far <= rounding(self._model.inner):
+        if far <= rounding(self._model):
             return True
         self.reason = f"steps through its own cache are {far:.2g} standard deviations off"
         return False
@@ -126,7 +131,7 @@ class TheirCaches:
             self._model.read({"input_ids": text[None], "use_cache": False})[0][0, -1]
         )
         far = distance(found, truth)
-        if not far <= rounding(self._model.inner):
+        if not far <= rounding(self._model):
             self.steps = self.parts = False
             self.reason = (
                 f"after {len(text)} tokens its own cache is {far:.2g} standard deviations off"

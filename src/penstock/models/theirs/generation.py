@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from penstock.core.errors import ConfigError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
+from penstock.models.attention.compiling import uncompiled
 from penstock.models.cache import Cache
 from penstock.models.isolation.report import describe
 from penstock.models.text_cache import TextCache
@@ -41,7 +42,7 @@ class Generation:
         self._model, self._images = model, images
         self.own_caches: TheirCaches | None = None
         self._warned_slow = False
-        self._caches_images, self._tried_cached_images = True, False
+        self.caches_images, self._tried_cached_images = True, False
 
     def new_cache(self, sequences: int, capacity: int) -> Cache | TextCache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens.
@@ -49,7 +50,7 @@ class Generation:
         For a model that needs more than keys and values, and for sequences so long that its rotary
         frequencies change, it is a cache of texts: exact, but slow.
         """
-        if self._model.fit.shape is None or not self._caches_images:
+        if self._model.fit.shape is None or not self.caches_images:
             return TextCache(sequences, capacity, self._model.device)
         if self._model.rotary is None or capacity <= self._model.rotary[0]:
             return self._keys(sequences, capacity)
@@ -81,8 +82,20 @@ class Generation:
         images: Sequence[PromptImages | None] | None = None,
     ) -> Tensor:
         """Like `Transformer.extend`."""
-        if isinstance(cache, TextCache):
-            return self._extend_texts(tokens, lengths, cache, sequences, images)
+        with uncompiled():
+            if isinstance(cache, TextCache):
+                return self._extend_texts(tokens, lengths, cache, sequences, images)
+            return self._extend_keys(tokens, lengths, cache, sequences, images)
+
+    def _extend_keys(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        cache: Cache,
+        sequences: Tensor | None,
+        images: Sequence[PromptImages | None] | None,
+    ) -> Tensor:
+        """`extend` through our cache."""
         growth = cache.growth(tokens, lengths, sequences)
         if images is None or not any(images):
             hidden = self._model.run(tokens, growth.positions, growth.attend)[0]
@@ -134,9 +147,15 @@ class Generation:
             and not self._tried_cached_images
         ):
             self._tried_cached_images = True
-            self._try_cached_images(blank)
+            trial = self._model.trial_model
+            if trial is self._model:
+                self._try_cached(blank)
+            else:
+                trial.generation.expect_images(blank)
+                self.caches_images = trial.generation.caches_images
+                self._model.fit.reason = trial.fit.reason
 
-    def _try_cached_images(self, blank: BlankImage) -> None:
+    def _try_cached(self, blank: BlankImage) -> None:
         """Compare a prompt with an image in parts and steps through our cache with the whole; else
         do without cache.
         """
@@ -162,13 +181,13 @@ class Generation:
                     f"logits after a prompt with an image in parts are {far:.2g} standard "
                     "deviations off"
                 )
-                if far <= rounding(self._model.inner):
+                if far <= rounding(self._model):
                     return
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
                 reason = one_line(error)
-        self._caches_images, self._model.fit.reason = False, reason
+        self.caches_images, self._model.fit.reason = False, reason
 
     def _extend_texts(
         self,
@@ -225,7 +244,7 @@ class Generation:
         if self._warned_slow:
             return
         self._warned_slow = True
-        if self._model.fit.shape is None or not self._caches_images:
+        if self._model.fit.shape is None or not self.caches_images:
             cause = f"generates without a cache: {self._model.fit.reason}"
             if self.own_caches is not None:
                 cause += f", and {self.own_caches.reason}"

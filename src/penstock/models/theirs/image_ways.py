@@ -19,7 +19,14 @@ from penstock.models.cache import Growth
 from penstock.models.isolation.report import describe
 from penstock.models.recurrent import Borders
 from penstock.models.row_tensors import RowTensors
-from penstock.models.theirs.attention import NAME, distance, one_line, rounding, use_attention
+from penstock.models.theirs.attention import (
+    NAME,
+    InBatch,
+    distance,
+    one_line,
+    rounding,
+    use_attention,
+)
 from penstock.models.theirs.image_rows import (
     Way,
     image_arguments,
@@ -90,9 +97,7 @@ class ImageWays:
         if self.features is not None and media.keys:
             given = self.features.arguments(given, media)
         if way == "ours":
-            given["penstock_attend"] = lambda layer, q, k, v, *_: row.attend(
-                layer, q[0], k[0], v[0]
-            )[None]
+            given["penstock_attend"] = InBatch(row.attend)
         elif way in ("masks", "sliding_masks"):
             given["attention_mask"] = image_masks(
                 row.source,
@@ -131,10 +136,22 @@ class ImageWays:
                 # Our attention knows nothing of these layers.
                 model.fit.shape, model.fit.reason = None, self.reason
                 use_attention(model.inner, model.fit.own)
+            elif (trial := model.trial_model) is not model:
+                self._way = self._follow(trial, blank)
             else:
                 self._way = self._find_way(blank)
             _log.info("%s: rows with images run with %s", describe(model), WAYS[self._way])
         return self._way
+
+    def _follow(self, trial: TheirModel, blank: BlankImage) -> Way:
+        """Read images as another of the same model does."""
+        model, way = self._model, trial.images.way(blank)
+        self.reason = trial.images.reason
+        if trial.fit.shape is None:
+            model.fit.shape, model.fit.reason = None, trial.fit.reason
+        use_attention(model.inner, NAME if way == "ours" else model.fit.own)
+        found: Way = way
+        return found
 
     def _find_way(self, blank: BlankImage) -> Way:
         model = self._model
@@ -162,7 +179,7 @@ class ImageWays:
                 whole = torch.cat(truth)
                 far = distance(found[: len(whole)], whole)
                 leak = distance(swapped[first : len(whole)], found[first : len(whole)])
-                if far <= rounding(model.inner) and leak <= rounding(model.inner):
+                if far <= rounding(model) and leak <= rounding(model):
                     if way != "ours":
                         model.fit.shape = None
                         model.fit.reason = (
@@ -210,7 +227,7 @@ class ImageWays:
             model.device,
             model.compute_dtype,
         )
-        given["penstock_attend"] = lambda layer, q, k, v, *_: growth.attend(layer, q, k, v)
+        given["penstock_attend"] = growth.attend
         return model.hidden(given)
 
     @property

@@ -30,6 +30,26 @@ class TheirModel(LanguageModel, Protocol):
     """Logits of a token, at least `vocab_size`."""
 
     @property
+    def trial_model(self) -> "TheirModel":
+        """The model that trials run on: this one, or its twin."""
+
+    @property
+    def is_on_meta(self) -> bool:
+        """Whether it has no weights yet."""
+
+    @property
+    def packed(self) -> Any:
+        """How its rows of several documents run."""
+
+    @property
+    def images(self) -> Any:
+        """How it reads images."""
+
+    @property
+    def generation(self) -> Any:
+        """How it generates."""
+
+    @property
     def has_vision(self) -> bool:
         """Whether it reads images."""
 

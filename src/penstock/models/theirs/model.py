@@ -13,7 +13,7 @@ as that document. `loading` refuses a folder with a model that would compute som
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, final
@@ -27,8 +27,9 @@ from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError, IsolationError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
-from penstock.models.attention.windows import attention_of
-from penstock.models.cache import Cache, LayerAttend
+from penstock.models.attention import LayerAttend, RowAttend, RowAttention
+from penstock.models.cache import Cache
+from penstock.models.casting import cast_model
 from penstock.models.facts import ModelFacts
 from penstock.models.isolation.lengths import rotary_limit
 from penstock.models.isolation.report import CURE, describe
@@ -40,23 +41,23 @@ from penstock.models.row_tensors import RowTensors
 from penstock.models.text_cache import TextCache
 from penstock.models.theirs.attention import (
     AttentionFit,
-    UnfitAttentionError,
+    InBatch,
     distance,
-    one_line,
     restart_rotary,
     rounding,
-    take_attention,
     trial_tokens,
     true_logits,
-    use_attention,
 )
-from penstock.models.theirs.decoder import DECODERS, find_decoder
+from penstock.models.theirs.blocks import find_blocks
+from penstock.models.theirs.decoder import Decoder, find_decoder
+from penstock.models.theirs.fitting import fit_attention
 from penstock.models.theirs.generation import Generation
 from penstock.models.theirs.image_rows import has_vision
 from penstock.models.theirs.image_ways import ImageWays
 from penstock.models.theirs.packed_ways import PackedWays
 from penstock.models.theirs.recurrence import replace_functions
 from penstock.models.theirs.tensors import REQUIREMENTS
+from penstock.models.theirs.twin import Twin
 from penstock.models.vocabulary import mean_row
 from penstock.models.without_dropout import evaluating
 from penstock.plan.inputs import AttentionRule, RowSlice
@@ -79,7 +80,10 @@ class HuggingFaceModel(nn.Module):
         new_rows: Rows for entries that its tokenizer gained.
         origin: The run, folder or hub name that its weights came from; None: unknown.
         facts: What its folder says; empty if its weights were made here.
+        blocks: The layers of its text decoder; empty: they cannot be told apart, so it is neither
+            compiled, nor sharded, nor checkpointed block by block.
         operations: What computes recurrences in rows; see `use_recurrent`.
+        packed: How its rows of several documents run.
     """
 
     def __init__(self, inner: "PreTrainedModel") -> None:
@@ -94,20 +98,52 @@ class HuggingFaceModel(nn.Module):
             # It was read from a folder or from the hub, whose files may be gone.
             self.facts = ModelFacts.of_config(inner.config.to_dict(), _generation(inner))
         replace_functions(inner)
-        self._decoder: str | None = None
+        self.blocks: Sequence[nn.Module] = find_blocks(inner)
+        self._computes: torch.dtype | None = None
+        self._decoder: Decoder | None = None
         self.fit = AttentionFit(inner.config._attn_implementation)
-        truth = true_logits(inner)
-        self.rotary, self.logits_width = rotary_limit(inner), truth.shape[-1]
+        self._twin = Twin(self)
+        trial = self.trial_model
+        # Of a model with a twin, rounding would hide what the twin was asked when it was made.
+        truth = None if self.is_on_meta else true_logits(inner, causal=trial is self)
+        self.rotary = rotary_limit(inner)
+        self.logits_width = (
+            num_rows(inner.get_output_embeddings() or inner.get_input_embeddings())
+            if truth is None
+            else truth.shape[-1]
+        )
         self.images = ImageWays(self)
         self.generation = Generation(self, self.images)
-        try:
-            self._take_attention(truth)
-        except UnfitAttentionError as reason:
-            self.fit.shape = None
-            self.fit.reason = str(reason)
-            use_attention(inner, self.fit.own)
-        self._decoder = find_decoder(inner, self.uses_our_attention)
-        self._packed = PackedWays(self)
+        fit_attention(self, truth)
+        self._decoder = (
+            find_decoder(inner, self.uses_our_attention) if trial is self else trial.decoder
+        )
+        self.packed = PackedWays(self)
+
+    @property
+    def trial_model(self) -> "HuggingFaceModel":
+        """The model that trials run on: itself as long as it computes in float32 as it was loaded,
+        then its twin; see `twin`.
+        """
+        weight = next(self.inner.parameters())
+        whole = (
+            type(weight) is nn.Parameter
+            and weight.dtype in (torch.float32, torch.float64)
+            and weight.device.type != "meta"
+            and self._computes in (None, weight.dtype)
+            and all(block._compiled_call_impl is None for block in self.blocks)
+        )
+        return self if whole else self._twin.model or self
+
+    @property
+    def is_on_meta(self) -> bool:
+        """Whether it has no weights yet."""
+        return self.device.type == "meta"
+
+    @property
+    def decoder(self) -> Decoder | None:
+        """The way to its hidden states; None: it gives logits."""
+        return self._decoder
 
     @property
     def uses_our_attention(self) -> bool:
@@ -123,29 +159,30 @@ class HuggingFaceModel(nn.Module):
 
     def packing(self, slots: int) -> PackingVerdict:
         """Whether documents may share a row of `slots` slots; tested once, on random tokens."""
-        return self._packed.packing(slots)
+        return self.packed.packing(slots)
 
     def compute_with(self, operations: Operations) -> None:
         """Compute recurrences in rows with these; how rows run is then found again."""
         self.operations = operations
-        self._packed = PackedWays(self)
+        self.packed = PackedWays(self)
+        self._twin.forget()
 
     def packing_way(self) -> str:
         """How rows of several documents run, in words; known once `packing` was asked."""
-        return self._packed.describe()
+        return self.packed.describe()
 
     def packing_cost(
         self, begins: Annotated[Int64, "documents"], ends: Annotated[Int64, "documents"]
     ) -> str:
         """What a row of documents costs more than one pass, in words; empty: nothing."""
-        return self._packed.cost(begins, ends) if self.runs_several_passes else ""
+        return self.packed.cost(begins, ends) if self.runs_several_passes else ""
 
     @property
     def runs_several_passes(self) -> bool:
         """Whether a row of several documents takes several passes; known once `packing` was
         asked.
         """
-        return self._packed.several_passes
+        return self.packed.several_passes
 
     def grow_vocabulary(self, size: int) -> int:
         """See `LanguageModel`."""
@@ -163,7 +200,7 @@ class HuggingFaceModel(nn.Module):
             after = self.logits(self.document(trial))
         self.logits_width = after.shape[-1]
         old = before.shape[-1]
-        if self.vocab_size != size or not distance(after[..., :old], before) <= rounding(inner):
+        if self.vocab_size != size or not distance(after[..., :old], before) <= rounding(self):
             raise ConfigError(
                 f"{describe(self)}: its vocabulary cannot grow to {size} ids: it has "
                 f"{self.vocab_size} then, or logits of its old tokens change; prepare the "
@@ -184,15 +221,19 @@ class HuggingFaceModel(nn.Module):
             return self.images.hidden(row)
         if self.uses_our_attention:
             return self.run(row.tokens, row.positions, row.attend)
-        if len(_documents(row)) > 1 or self._packed.runs_single_documents():
-            return self._packed.hidden(row, self.hidden)
+        if len(_documents(row)) > 1 or self.packed.runs_single_documents():
+            return self.packed.hidden(row, self.hidden)
         slots, used = len(row.tokens), row.source.num_tokens or len(row.tokens)
         return pad(self.document(row.tokens[:used]), (0, 0, 0, slots - used))
 
     def begin_step(self, *, seed: int, number: int, tokens: int) -> None:
         """No-op: this model keeps nothing per step."""
 
-    def end_step(self, total: Callable[[Sequence[float]], list[float]]) -> dict[str, float]:
+    def pending_sums(self) -> dict[str, Tensor]:
+        """No sums."""
+        return {}
+
+    def end_step(self, sums: Mapping[str, float]) -> dict[str, float]:
         """No figures."""
         return {}
 
@@ -207,16 +248,12 @@ class HuggingFaceModel(nn.Module):
         """
         self._require_our_attention()
         batched = tokens.ndim == 2
-
-        def call(layer: int, q: Tensor, k: Tensor, v: Tensor, *_: float | None) -> Tensor:
-            return attend(layer, q, k, v) if batched else attend(layer, q[0], k[0], v[0])[None]
-
         rows, places = (x if batched else x[None] for x in (tokens, positions))
         given = {
             "input_ids": rows,
             "position_ids": places,
             "use_cache": False,
-            "penstock_attend": call,
+            "penstock_attend": attend if batched else InBatch(attend),
         }
         hidden = self.hidden(given)
         return hidden[None] if batched else hidden
@@ -224,7 +261,9 @@ class HuggingFaceModel(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], in float32 or wider."""
         scores: Tensor = (
-            hidden if self._decoder is None else self.inner.get_output_embeddings()(hidden)
+            hidden
+            if self._decoder is None
+            else self._decoder.logits(self.inner, hidden.to(self.compute_dtype))
         )
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
@@ -236,13 +275,15 @@ class HuggingFaceModel(nn.Module):
             return self.hidden({"input_ids": tokens[None], "use_cache": False})
         assert self.fit.shape is not None
         rule = AttentionRule(np.array([[0, 0, len(tokens)]]))
-        windows, device, dtype = self.fit.shape.windows, self.device, self.compute_dtype
-        attentions = {
-            one: attention_of(rule, one, device=device, dtype=dtype, softcap=self.fit.shape.softcap)
-            for one in set(windows)
-        }
+        shape, device, dtype = self.fit.shape, self.device, self.compute_dtype
+
+        def attention(window: int | None) -> RowAttention:
+            return RowAttention.of(
+                rule, device=device, dtype=dtype, window=window, softcap=shape.softcap
+            )
+
         places = torch.arange(len(tokens), device=device)
-        return self.run(tokens, places, lambda layer, q, k, v: attentions[windows[layer]](q, k, v))
+        return self.run(tokens, places, RowAttend.of(shape.windows, attention))
 
     def new_cache(self, sequences: int, capacity: int) -> Cache | TextCache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens; see
@@ -395,8 +436,19 @@ class HuggingFaceModel(nn.Module):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Dtype of the weights."""
-        return next(self.inner.parameters()).dtype  # type: ignore[no-any-return]
+        """Dtype of the weights, unless `compute_in` chose another."""
+        return self._computes or next(self.inner.parameters()).dtype
+
+    def compute_in(self, dtype: torch.dtype, *, casts: bool = True) -> None:
+        """See `LanguageModel`."""
+        if dtype != self.compute_dtype and not self.blocks:
+            raise ConfigError(
+                f"{describe(self)}: its blocks cannot be told apart, so it computes in the dtype "
+                f"of its weights, {self.compute_dtype}; set training.precision to float32"
+            )
+        before, self._computes = self.compute_dtype, dtype
+        if casts and dtype != before:
+            cast_model(self.inner, self.blocks, dtype)
 
     @property
     def prediction_weights(self) -> tuple[float, ...]:
@@ -416,36 +468,8 @@ class HuggingFaceModel(nn.Module):
         if self._decoder is None:
             output = self.inner(**given)
             return output.logits, output
-        output = DECODERS[self._decoder](self.inner)(**given)
+        output = self._decoder(self.inner, given)
         return output.last_hidden_state, output
-
-    def _take_attention(self, truth: Tensor) -> None:
-        """Replace the model's attention by ours, and compare the results with the reference.
-
-        Raises:
-            UnfitAttentionError: Our attention does not fit, or gives other results; says why.
-        """
-        self.fit.shape = take_attention(self.inner)
-        tokens, allowed = trial_tokens(self.inner), rounding(self.inner)
-        try:
-            with evaluating(self.inner):
-                whole, steps = self.logits(self.document(tokens))[0], self.generation.steps(tokens)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise UnfitAttentionError(
-                f"our attention cannot replace its own ({one_line(error)})"
-            ) from None
-        if not (far := distance(whole, truth)) <= allowed:
-            raise UnfitAttentionError(
-                f"with our attention its logits are {far:.2g} standard deviations off"
-            )
-        if not (far := distance(steps, truth[-len(steps) :])) <= allowed:
-            raise UnfitAttentionError(
-                f"after a prompt and single steps through our cache its logits are {far:.2g} "
-                "standard deviations off, so it needs more of a text than keys, values and "
-                "positions"
-            )
 
     def _require_our_attention(self) -> None:
         if not self.uses_our_attention:

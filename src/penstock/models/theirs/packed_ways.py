@@ -23,7 +23,7 @@ from torch import Tensor
 
 from penstock.core.arrays import Array
 from penstock.core.errors import IsolationError
-from penstock.models.attention.windows import attention_of
+from penstock.models.attention import LayerAttend, RowAttend, RowAttention
 from penstock.models.isolation.documents import changing_rotary, try_isolation
 from penstock.models.isolation.lengths import (
     DOCUMENT_LENGTHS,
@@ -36,6 +36,7 @@ from penstock.models.language_model import PackingVerdict
 from penstock.models.recurrent import Borders
 from penstock.models.recurrent.borders import LIKE_LENGTH, LIKE_SLOTS, document_batches
 from penstock.models.row_tensors import RowTensors
+from penstock.models.theirs.attention import InBatch
 from penstock.models.theirs.interface import TheirModel
 from penstock.models.theirs.recurrence import bordered, is_recurrence
 from penstock.models.theirs.tensors import model_inputs
@@ -52,7 +53,11 @@ MOST_COMPARED = 1024
 
 @final
 class PackedWays:
-    """The ways of one model that have not failed; the first is in use."""
+    """The ways of one model that have not failed; the first is in use.
+
+    Attributes:
+        says: Whether the way in use is logged.
+    """
 
     def __init__(self, model: TheirModel) -> None:
         self._model = model
@@ -64,14 +69,34 @@ class PackedWays:
         self._tried: dict[tuple[PackedWay, tuple[int, ...]], str | None] = {}
         self._limit = rotary_limit(model.inner)
         self._trying = self._cost_said = False
+        self.says = True
         self._called: set[str] = set()
-        self._attends = False
+        # What layers that attend ask for; found by the first trial.
+        self._windows: dict[int | None, None] = {}
+        self._softcap: float | None = None
 
     def packing(self, slots: int) -> PackingVerdict:
         """Whether documents may share a row of `slots` slots; tested once."""
         if slots not in self._verdicts:
-            self._verdicts[slots] = self._find(slots)
+            before = self._ways[0] if self._verdicts else None
+            trial = self._model.trial_model
+            if trial is self._model:
+                self._verdicts[slots] = self._find(slots)
+            else:
+                self._verdicts[slots] = trial.packing(slots)
+                self._follow(trial.packed)
+            if self.says and self._ways[0] != before and self._verdicts[slots].longest:
+                _log.info(
+                    "%s: rows of several documents run with %s",
+                    describe(self._model),
+                    self.describe(),
+                )
         return self._verdicts[slots]
+
+    def _follow(self, other: Any) -> None:
+        """Run rows as another of the same model does."""
+        self._ways, self._called = other._ways, other._called
+        self._windows, self._softcap = other._windows, other._softcap
 
     def describe(self) -> str:
         """The way in use, in words; what runs with it must have been asked of `packing` before."""
@@ -85,7 +110,7 @@ class PackedWays:
         ours = sorted(name for name in self._called if is_recurrence(name))
         if not ours:
             return "transformers' attention, with positions in its masks"
-        also = "our attention, and " if self._ways[0] == "mixed" and self._attends else ""
+        also = "our attention, and " if self._ways[0] == "mixed" and self._windows else ""
         by = f" ({self._model.operations.describe()})" if self._model.operations.backends else ""
         return f"{also}our recurrent functions{by} in place of {', '.join(ours)}"
 
@@ -121,10 +146,6 @@ class PackedWays:
                 self._ways = before
                 return PackingVerdict(0, first)
             self._ways.pop(0)
-        if first is not None or len(self._verdicts) == 0:
-            _log.info(
-                "%s: rows of several documents run with %s", describe(self._model), self.describe()
-            )
         if self._limit is not None and slots > self._limit[0]:
             reason = changing_rotary(self._model, slots, *self._limit)
             return PackingVerdict(self._limit[0], reason, self.describe())
@@ -191,29 +212,36 @@ class PackedWays:
             return call(given)
         mixed = self._ways[0] == "mixed"
         if mixed:
-            given["penstock_attend"] = self._attend(row)
+            given["penstock_attend"] = InBatch(self._attend(row))
         borders, operations = Borders([0, *row.rule.pieces[:, 2]], device), self._model.operations
         with bordered(inner, borders, ours=mixed, operations=operations) as called:
             found = call(given)
         self._called |= called
         return found
 
-    def _attend(self, row: RowTensors) -> Callable[..., Tensor]:
+    def _attend(self, row: RowTensors) -> LayerAttend:
         """Our attention for whatever layers have attention, with the window and the limit that each
         asks for.
         """
-        prepared = {(row.window, row.attention.softcap): row.attention}
+        device, dtype = self._model.device, self._model.compute_dtype
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, *kind: Any) -> Tensor:
-            self._attends = True
-            if kind not in prepared:
-                device, dtype = self._model.device, self._model.compute_dtype
-                prepared[kind] = attention_of(
-                    row.rule, kind[0], device=device, dtype=dtype, softcap=kind[1]
-                )
-            return prepared[kind](q[0], k[0], v[0])[None]
+        def attention(window: int | None) -> RowAttention:
+            return RowAttention.of(
+                row.rule, device=device, dtype=dtype, window=window, softcap=self._softcap
+            )
 
-        return attend
+        known = RowAttend.of(tuple(self._windows), attention)
+        if not self._trying:
+            return known
+
+        def discover(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if self._windows and layer.softcap != self._softcap:
+                raise IsolationError("its layers keep scores within different numbers")
+            self._softcap = layer.softcap
+            self._windows[layer.window] = None
+            return attention(layer.window)(q, k, v, layer.sinks)
+
+        return discover
 
     def _in_batches(self, row: RowTensors, call: Callable[[dict[str, Any]], Tensor]) -> Tensor:
         # Embedded once, in the row's order, so that a check can follow each token.

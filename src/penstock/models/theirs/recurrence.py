@@ -16,7 +16,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, final
 
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
+from penstock.models.attention.compiling import outside_graphs
 from penstock.models.recurrent import Borders
 from penstock.models.recurrent.operations import TORCH, Operations
 from penstock.models.recurrent.packages import PACKAGES, is_installed
@@ -82,6 +83,12 @@ def bordered(
         _keep_in_checkpoints(inner)
     with row.running():
         yield row.called
+
+
+def running_row() -> Callable[[], AbstractContextManager[None]] | None:
+    """What puts the row that runs now back in place, for what is computed again; None: no row."""
+    row = _ROW.get()
+    return None if row is None else row.running
 
 
 def is_recurrence(name: str) -> bool:
@@ -193,8 +200,7 @@ def _in_front(
     """A function of the same signature that calls ours for a row with borders, else theirs."""
     signature = inspect.signature(theirs)
 
-    @functools.wraps(theirs)
-    def function(*args: object, **given: object) -> object:
+    def now(*args: object, **given: object) -> object:
         row = _ROW.get()
         if row is None:
             return theirs(*args, **given)
@@ -207,8 +213,25 @@ def _in_front(
         row.called.add(name)
         return answer(theirs, args, given) if callable(answer) else answer
 
-    function.penstock = True  # type: ignore[attr-defined]
+    held = [now]
+
+    @functools.wraps(theirs)
+    def function(*args: object, **given: object) -> object:
+        return held[0](*args, **given)
+
+    function.penstock = held  # type: ignore[attr-defined]
     return function
+
+
+def leave_out_of_graphs(inner: "PreTrainedModel") -> None:
+    """Let compiled code call the replaced functions as they are: they cut documents into chunks,
+    which differ from row to row. For blocks that are compiled already.
+    """
+    for name in {type(module).__module__ for module in inner.modules()}:
+        for function in list(vars(sys.modules[name]).values()):
+            held = getattr(function, "penstock", None)
+            if isinstance(held, list) and not hasattr(held[0], "_torchdynamo_disable"):
+                held[0] = outside_graphs(held[0])
 
 
 def _of_row(borders: Borders, values: Tensor, slots: int) -> bool:

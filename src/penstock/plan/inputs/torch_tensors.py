@@ -66,6 +66,9 @@ def as_tensors(
 ) -> dict[str, Any]:
     """Arrays as tensors, those of `_INT64` in int64; numbers as they are."""
     held = {name: _tensor(value) for name, value in fields.items() if isinstance(value, np.ndarray)}
+    if device is not None and non_blocking and torch.device(device).type == "cuda":
+        # From pageable memory, the copy would wait for the GPU.
+        held = {k: v if v.is_pinned() else v.pin_memory() for k, v in held.items()}
     moved: dict[str, Any] = (
         dict(held)
         if device is None
@@ -79,6 +82,25 @@ def as_tensors(
     if fields.get("columns"):
         moved["columns"] = as_tensors(dict(fields["columns"]), device, non_blocking)
     return {**fields, **moved}
+
+
+def on_device(array: Array | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """An array of the host as a tensor on a device; the host does not wait for the device.
+
+    A GPU copies from page-locked memory of torch's own pool, which is not used again until the copy
+    is done. On the CPU nothing is copied.
+    """
+    tensor = array if isinstance(array, torch.Tensor) else _tensor(np.ascontiguousarray(array))
+    if device.type == tensor.device.type:
+        return tensor
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def on_host(tensor: torch.Tensor) -> Any:
+    """A tensor as an array of NumPy; of a device, the host waits for it."""
+    return (tensor if tensor.device.type == "cpu" else tensor.cpu()).numpy()
 
 
 def unknown_id(row: ModelInput, known: int) -> str | None:

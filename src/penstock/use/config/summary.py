@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from penstock.core.arrays import Int64
+from penstock.learn.training.checks import trial_row
+from penstock.learn.training.computing import in_words, kept_bytes
+from penstock.learn.training.memory import held_bytes
 from penstock.models import ModelSettings
 from penstock.models.recurrent.choice import recurrent_operations
 from penstock.plan.loader.loader import Loader
@@ -18,11 +21,8 @@ if TYPE_CHECKING:
 def describe(trainer: "Trainer", model: ModelSettings | str | None) -> list[tuple[str, str]]:
     """Summary of a run as (name, value): parameters, memory, tokens, steps."""
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    # A frozen weight has no gradient and no optimiser state: 4 bytes instead of 16.
-    memory = sum(p.numel() * (16 if p.requires_grad else 4) for p in trainer.model.parameters())
+    memory = held_bytes(trainer.model, trainer.settings, trainer.ranks.place.size)
     held = trainer.reference_parameters
-    if trainer.settings.shard:
-        memory //= trainer.settings.shard_over or trainer.ranks.place.size
     loader: Loader = trainer.loader
     if model is None and trainer.settings.beginning is not None:
         model = f"that of {trainer.settings.beginning.run}"
@@ -43,11 +43,13 @@ def describe(trainer: "Trainer", model: ModelSettings | str | None) -> list[tupl
         ),
         ("parameters", f"{parameters:,}"),
         ("weights, gradients, optimiser", f"{memory / 1e6:,.1f} MB a rank"),
+        ("activations of a pass", f"about {_of_a_pass(trainer) / 1e6:,.1f} MB"),
         ("rows", f"{plan.ramp} of {plan.sequence_length} slots a step{of_step}"),
         (
             "steps",
             f"{f'{first + 1:,} to ' if first else ''}{trainer.steps:,}, at most {slots:,} tokens",
         ),
+        ("computation", _computation(trainer)),
         *([("documents of a row", way)] if way else []),
         *([("recurrent operations", recurrent.describe())] if recurrent.backends else []),
         *([("reference model", f"{4 * held / 1e6:,.1f} MB a rank")] if held else []),
@@ -78,6 +80,24 @@ def _packing_way(trainer: "Trainer") -> str:
     begins = np.array([piece.begin for piece in pieces], np.int64)
     ends = begins + np.array([piece.num_tokens for piece in pieces], np.int64)
     return f"{way} (the first row: {model.packing_cost(begins, ends)})"
+
+
+def _of_a_pass(trainer: "Trainer") -> int:
+    """About how many bytes a pass keeps for its backward pass."""
+    settings = trainer.settings
+    slots = trainer.rows_per_pass * trainer.loader.settings.sequence_length
+    each = kept_bytes(trainer.model, settings, trainer.model.compute_dtype)
+    return slots * each // (settings.context_parallel * settings.micro_sequences)
+
+
+def _computation(trainer: "Trainer") -> str:
+    """In which dtype, by which attention, in which blocks."""
+    model, settings, ranks = trainer.model, trainer.settings, trainer.ranks
+    # A part of a row that several ranks share has attention of its own.
+    ours = model.uses_our_attention and ranks.context.size == 1
+    row = model.tensors(trial_row(trainer.loader), settings.attention) if ours else None
+    over = settings.shard_over or ranks.place.size
+    return in_words(model, settings, over, "" if row is None else row.attend.describe())
 
 
 def _shared(ranks: "Ranks") -> str:

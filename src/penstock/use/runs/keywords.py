@@ -14,7 +14,9 @@ from penstock.learn.training.optimizer_settings import OptimizerSettings, Schedu
 from penstock.learn.training.path_settings import PolicySettings, PreferenceKind, PreferenceSettings
 from penstock.learn.training.settings import (
     AttentionBackend,
+    Checkpointing,
     CheckpointSettings,
+    Precision,
     RecurrentBackend,
     TensorLogSettings,
 )
@@ -65,6 +67,8 @@ class Common(OptimizerKeywords, ScheduleKeywords, total=False):
     recurrent: RecurrentBackend | tuple[RecurrentBackend, ...]
     device: str
     threads: int | None
+    precision: Precision
+    activation_checkpointing: Checkpointing
     compile: bool
     deterministic: bool
     seed: int
