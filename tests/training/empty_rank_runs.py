@@ -93,7 +93,7 @@ CASES: dict[str, Settings] = {
     },
     "denoising": {**ONE_ROW, "data": "denoised", "model": {"tied": False}},
     "parts of rows": {"micro_sequences": 2, "model": {"tied": False}, "only": "copied"},
-    "lora": {"lora": {"rank": 2}, "model": {"tied": False}, "only": "copied"},
+    "lora": {"lora": {"rank": 2}, "model": {"tied": False}},
     "context parallel": {"context_parallel": 2, "model": {"tied": False}, "only": "copied"},
     **{
         f"own: {name}": {"loss": f"{OWN}{name}", "model": {"tied": False}}

@@ -6,7 +6,8 @@ Run as a program: the names of checks.
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
@@ -15,12 +16,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import penstock as ps
+from makers.models import tiny_huggingface
+from penstock.learn.training.computing import set_precision
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.losses import row_loss
 from penstock.learn.training.optimizer_settings import OptimizerSettings
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.sharding import GradientSync, shard, take_share
+from penstock.models.lora.lora import add_lora
+from penstock.models.lora.settings import LoraSettings
 from penstock.models.settings import BlockSettings
+from penstock.models.theirs.model import HuggingFaceModel
 from penstock.plan.inputs.model_input import ModelInput
 
 SLOTS, ROWS = 48, 8
@@ -39,11 +45,43 @@ MODELS: dict[str, dict[str, Any]] = {
         "blocks": {"delta": BlockSettings(mixer="gated_delta"), "full": BlockSettings()},
         "pattern": ("delta", "full"),
     },
+    "lora": {**PLAIN, "tied": False},
+    "lora and embeddings": PLAIN,
+}
+THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "gemma3": ("gemma3_text", {"head_dim": 16, "sliding_window": 8}),
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
+}
+"""Kinds of transformers; Gemma's embedding is tied and scaled, the last two have experts."""
+LORA = {
+    "lora": LoraSettings(rank=2, modules_to_save=("norm",)),
+    "lora and embeddings": LoraSettings(rank=2, train_embeddings="all"),
 }
 
 
-def make(name: str, dtype: str = "float32") -> Any:
+def make(name: str, dtype: str = "float32", *, sharded: bool = False) -> Any:
+    """A model, the same each time; `sharded`: as it is before it will be."""
+    model: Any
+    if name in THEIRS:
+        kind, more = THEIRS[name]
+        inner = tiny_huggingface(kind, vocab_size=97, num_hidden_layers=3, **more)
+        model = HuggingFaceModel(inner.train())
+        set_precision(model, getattr(torch, dtype), sharded=sharded)
+        return model
     model = ps.build_model(**MODELS[name], dtype=dtype, seed=3)
+    if name in LORA:
+        add_lora(model, LORA[name])
+        # As it begins, half of LoRA is zero and the other half has no gradient.
+        generator = torch.Generator().manual_seed(4)
+        for at, weight in model.named_parameters():
+            if ".lora_B" in at:
+                weight.data.normal_(generator=generator).mul_(0.01)
     model.begin_step(seed=0, number=0, tokens=SLOTS * ROWS)
     return model
 
@@ -81,6 +119,7 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
     return {
         name: getattr(p.grad, "full_tensor", lambda p=p: p.grad)()
         for name, p in model.named_parameters()
+        if p.requires_grad
     }
 
 
@@ -128,10 +167,20 @@ def share_of(ranks: Ranks, rows: list[ModelInput]) -> list[ModelInput]:
 
 def check_gradients(ranks: Ranks) -> Any:
     """Of each model and dtype, how far the gradients are from those of one process."""
+    return gradients_of(ranks, MODELS)
+
+
+def check_theirs(ranks: Ranks) -> Any:
+    """The same of models of transformers."""
+    return gradients_of(ranks, THEIRS)
+
+
+def gradients_of(ranks: Ranks, names: Iterable[str]) -> dict[str, float]:
+    """Of each model and dtype, how far the gradients are from those of one process."""
     found = {}
-    for name in MODELS:
+    for name in names:
         for dtype in ("float32", "bfloat16"):
-            alone, model = make(name, dtype), make(name, dtype)
+            alone, model = make(name, dtype), make(name, dtype, sharded=True)
             distances = len(model.prediction_weights)
             rows = [a_row(seed, distances) for seed in range(ROWS)]
             backward(alone, rows)
@@ -164,10 +213,10 @@ def check_traffic(ranks: Ranks) -> Any:
 def check_texts(ranks: Ranks) -> Any:
     """Logits of a prompt and two steps through the cache, sharded and whole."""
     found = []
-    for dtype in ("float32", "bfloat16"):
+    for name, dtype in product(("three heads", "llama"), ("float32", "bfloat16")):
         steps = []
         for sharded in (False, True):
-            model = make("three heads", dtype)
+            model = make(name, dtype, sharded=sharded)
             if sharded:
                 shard(model, ranks)
             cache = model.new_cache(2, 8)
@@ -184,7 +233,7 @@ def check_texts(ranks: Ranks) -> Any:
         with torch.no_grad():
             for weight in model.parameters():
                 weight.mul_(0)
-        backward(model, [a_row(1, 3)])
+        backward(model, [a_row(1, len(model.prediction_weights))])
     return found
 
 

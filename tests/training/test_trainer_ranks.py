@@ -37,6 +37,14 @@ SCRIPT = """
         run("one then sharded", shard, resume=True)
         run("one then copied", resume=True)
         run("three heads", shard, "model.prediction_heads=3")
+        texts = "training.evaluators={texts: {kind: samples, prompts: [a b, c], max_tokens: 6, every: 3}}"
+        lora = ("training.lora={rank: 2, train_embeddings: all}", texts)
+        run("lora copied", *lora)
+        run("lora sharded", shard, *lora, until=4)
+        run("lora sharded", shard, *lora, resume=True)
+        run("muon copied", "training.optimizer.kind=muon")
+        run("muon sharded", shard, "training.optimizer.kind=muon", until=4)
+        run("muon sharded", shard, "training.optimizer.kind=muon", resume=True)
         run("blocks copied", *sys.argv[3:])
         run("blocks sharded", shard, *sys.argv[3:])
         refused = []
@@ -146,6 +154,24 @@ def test_experts_and_drawn_mixers(runs, name):
     due, found = records(runs, "blocks of one"), records(runs, name)
     for figure in ("loss", "gradient_norm", "experts.evenness"):
         np.testing.assert_allclose(values(found, figure), values(due, figure), rtol=1e-4)
+
+
+def test_lora_and_texts(runs):
+    due, found = records(runs, "lora copied"), records(runs, "lora sharded")
+    for figure in ("loss", "gradient_norm"):
+        np.testing.assert_allclose(values(found, figure), values(due, figure), rtol=1e-4)
+    for step in (2, 5):
+        for text in ("texts/0", "texts/1"):
+            assert found[step][text] == due[step][text]
+    # The base is written once, next to the checkpoints.
+    newest = runs[0] / "lora sharded" / "checkpoints" / "step-00000006" / "model"
+    assert not (newest / "model.safetensors").exists()
+
+
+def test_muon(runs):
+    due, found = records(runs, "muon copied"), records(runs, "muon sharded")
+    # Rounding of gradients shows, as the updates are computed in bfloat16.
+    np.testing.assert_allclose(values(found), values(due), rtol=1e-3)
 
 
 def test_refusals_are_those_of_all_ranks(runs):

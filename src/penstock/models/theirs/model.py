@@ -128,6 +128,8 @@ class HuggingFaceModel(nn.Module):
         weight = next(self.inner.parameters())
         whole = (
             type(weight) is nn.Parameter
+            # Sharded, some weights may be gathered at this moment, and others not.
+            and not hasattr(self, "reshard")
             and weight.dtype in (torch.float32, torch.float64)
             and weight.device.type != "meta"
             and self._computes in (None, weight.dtype)
