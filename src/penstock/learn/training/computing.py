@@ -96,15 +96,19 @@ def compile_blocks(model: LanguageModel) -> None:
 
     Attention is a single operation in it. What differs from row to row, the number of documents,
     becomes dynamic when it first changes: with `dynamic=False`, torch would compile a block again
-    for each number. How many tokens an expert gets differs too much to be foreseen, and recurrences
-    cut documents into chunks: experts and recurrences of ours stay as they are.
+    for each number. Experts of ours are compiled where they run as one product; by themselves, they
+    get numbers of tokens that differ too much to be foreseen. Recurrences cut documents into
+    chunks. Both stay as they are.
 
     Raises:
         ConfigError: The model has no blocks.
     """
     for block in require_blocks(model, "compile"):
         for module in block.modules():
-            if isinstance(module, Experts | Mixer):
+            grouped = isinstance(module, Experts) and module.runs_grouped(
+                model.compute_dtype, model.device
+            )
+            if isinstance(module, Experts | Mixer) and not grouped:
                 module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
         block.compile()
     if isinstance(model, HuggingFaceModel):

@@ -224,7 +224,8 @@ def _open(
             "audit` says which fits)"
         )
     debiased = kind == "alm" and settings.loss.debias
-    boundary = torch.from_numpy(starts_boundary(student)).to(device) if debiased else None
+    # On the host, which counts its ids.
+    boundary = torch.from_numpy(starts_boundary(student)) if debiased else None
     return OpenTeacher(
         settings=settings,
         teacher=_teacher(found, sources, packed, device),
