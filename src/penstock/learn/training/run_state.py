@@ -32,6 +32,7 @@ from penstock.learn.training.continued import CONTINUED, Continued
 from penstock.learn.training.continuing import checkpoint_of
 from penstock.learn.training.determinism import BitSettings
 from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.early_stopping import EarlyStopping
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.own import OwnState
 from penstock.learn.training.path_training import PathTraining
@@ -107,6 +108,8 @@ class RunState:
     saving: Saving
     """The checkpoint that is being written."""
     totals: Totals = field(default_factory=Totals)
+    waiting: EarlyStopping = field(default_factory=lambda: EarlyStopping({}))
+    """The evaluators that may end the run."""
     owed: JsonObject = field(default_factory=dict)
     """Evaluators that a signal stopped, and the record of their step without them."""
     saved: int = 0
@@ -163,6 +166,7 @@ class RunState:
             self._restore_tokenizer(checkpoint)
         self.totals = Totals(**state["totals"])
         self.owed = state.get("owed", {})
+        self.waiting.seen = state.get("waiting", {})
         for difference in self.bits.differences(state["bits"]):
             self.say(f"resumed with another setting that changes the last bits: {difference}")
         self._report_rate(checkpoint.step, state.get("steps", self.steps))
@@ -304,6 +308,7 @@ class RunState:
             **({} if self.paths is None else {"paths": self.paths.state()}),
             **({"own": own} if own else {}),
             **({"owed": self.owed} if self.owed else {}),
+            **({"waiting": self.waiting.seen} if self.waiting.seen else {}),
         }
         parts |= {
             # The training changes what it refers to.

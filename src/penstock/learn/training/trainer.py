@@ -40,6 +40,7 @@ from penstock.learn.training.computing import (
 from penstock.learn.training.continued import Continued
 from penstock.learn.training.determinism import bit_settings
 from penstock.learn.training.distributed import Ranks, with_gradients
+from penstock.learn.training.early_stopping import EarlyStopping
 from penstock.learn.training.evaluators import Evaluator, evaluate, scheduled
 from penstock.learn.training.held_out_preference import HeldOutPreference
 from penstock.learn.training.loss_groups import LossGroups, LossSums, inner_of
@@ -187,6 +188,7 @@ class Trainer:
             own_state=own_state,
             bits=bits,
             base=base,
+            waiting=EarlyStopping(settings.evaluators),
             saving=Saving.of(
                 settings.checkpoints,
                 ranks.device,
@@ -270,7 +272,9 @@ class Trainer:
             if self.state.owed:
                 self.say("stopped again; resume=True (--resume) goes on")
                 return
-        if self.loader.step >= self.steps:
+        if (over := self.state.waiting.over) is not None:
+            self.say(over)
+        if self.loader.step >= self.steps or over is not None:
             return
         logs = TensorLogs(
             self.run,
@@ -295,15 +299,19 @@ class Trainer:
                 stop = self._to_stop
                 if not self.ranks.several:
                     stop = self._wants_to_stop(interruption)
-                if last or stop or done % self.settings.checkpoints.every == 0:
+                over = self.state.waiting.over
+                ends = last or stop or over is not None
+                if ends or done % self.settings.checkpoints.every == 0:
                     self.state.save(step)
-                if last or stop:
+                if ends:
                     self.state.saving.wait()
                 if stop and (not last or self.state.owed):
                     by = interruption.name or "another rank"
                     self.say(f"stopped by {by} after step {done}; resume=True (--resume) goes on")
                     return
-                if last:
+                if over is not None:
+                    self.say(over)
+                if last or over is not None:
                     return
             if self.loader.step < self.steps:
                 if self.state.saved < self.loader.step:
@@ -382,6 +390,7 @@ class Trainer:
         with interruption.waiting():
             asked = partial(self._asked, interruption)
             figures, stopped = evaluate(self.evaluators, names, self.model, asked, self.say)
+        self.state.waiting.see(self.loader.step, figures)
         self.state.owed = {"evaluators": stopped} if stopped else {}
         if stopped:
             self.say(f"evaluation stopped, to be done when the run goes on: {', '.join(stopped)}")
