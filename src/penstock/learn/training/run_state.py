@@ -1,7 +1,8 @@
 """The state of a run: what a checkpoint saves of it, and how it is loaded again."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -404,6 +405,28 @@ def module_of(model: LanguageModel) -> torch.nn.Module:
     """The model as a torch module."""
     assert isinstance(model, torch.nn.Module)
     return model
+
+
+@contextmanager
+def reports_dropped(loader: Loader, say: Callable[[str], None]) -> Iterator[None]:
+    """Say at the end which documents a loader dropped, and which parts it left out, in a line each.
+
+    Args:
+        loader: The loader.
+        say: Called with each line.
+    """
+    yield
+    for what, found, why in (
+        ("documents dropped", loader.dropped, "empty, or longer than a row with too_long: drop"),
+        (
+            "parts left out",
+            loader.untrained,
+            "of documents longer than a row, without a target after the cut",
+        ),
+    ):
+        if found:
+            counts = ", ".join(f"{count:,} of source {name}" for name, count in found.items())
+            say(f"{what}: {counts} ({why})")
 
 
 def count_steps(loader: Loader, settings: TrainSettings) -> int:

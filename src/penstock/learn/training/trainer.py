@@ -16,7 +16,7 @@ where log-probabilities are compared: preferences, policies, teachers.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -55,12 +55,19 @@ from penstock.learn.training.path_training import (
 )
 from penstock.learn.training.processes import Interruption
 from penstock.learn.training.row_gradients import RowGradients
-from penstock.learn.training.run_state import RunState, Totals, fixed_base, module_of
+from penstock.learn.training.run_state import (
+    RunState,
+    Totals,
+    fixed_base,
+    module_of,
+    reports_dropped,
+)
 from penstock.learn.training.saving import Saving, copy_size
 from penstock.learn.training.settings import TrainSettings
 from penstock.learn.training.sharding import GradientSync, shard, sharded_again
 from penstock.learn.training.step_sums import StepSums
 from penstock.learn.training.tensor_logs import TensorLogs
+from penstock.learn.training.utilisation import Utilisation
 from penstock.models import LanguageModel
 from penstock.models.language_model import require_packed_rows
 from penstock.plan.loader import Step
@@ -206,6 +213,7 @@ class Trainer:
             if isinstance(evaluator, HeldOutPreference):
                 evaluator.begin(model, settings, self._paths)
         names = () if groups is None else groups.names
+        self._utilisation = Utilisation(model, ranks.device, share=ranks.context.size)
         self._sync = GradientSync(model)
         self._gradients = RowGradients(
             model,
@@ -289,7 +297,7 @@ class Trainer:
             self.state.saving,
             closing(logs),
             taught,
-            self._reports_dropped(),
+            reports_dropped(self.loader, self.say),
         ):
             self.state.saved = self.loader.step
             for step, record in self._records(interruption, logs):
@@ -321,28 +329,6 @@ class Trainer:
                     f"the sources ended after {self.loader.step} steps, before {self.steps}; "
                     "lower steps. All that was trained is saved"
                 )
-
-    @contextmanager
-    def _reports_dropped(self) -> Iterator[None]:
-        """At the end, a line each for the documents that the loader dropped and the parts that it
-        left out, if any.
-        """
-        yield
-        for what, found, why in (
-            (
-                "documents dropped",
-                self.loader.dropped,
-                "empty, or longer than a row with too_long: drop",
-            ),
-            (
-                "parts left out",
-                self.loader.untrained,
-                "of documents longer than a row, without a target after the cut",
-            ),
-        ):
-            if found:
-                counts = ", ".join(f"{count:,} of source {name}" for name, count in found.items())
-                self.say(f"{what}: {counts} ({why})")
 
     def _records(
         self, interruption: Interruption, logs: TensorLogs
@@ -492,6 +478,7 @@ class Trainer:
             "targets": self.totals.targets,
             "seconds": seconds,
             "wait_seconds": waited,
+            **self._utilisation.figures(rows, seconds + waited),
         }
 
     def _read(self, nats: Tensor, norm: Tensor, interruption: Interruption) -> dict[str, float]:
