@@ -30,6 +30,7 @@ stays as it is.
 PANELS = (
     ("Loss, nats per target", "loss"),
     ("Useful tokens per second", "tokens_per_second"),
+    ("Model FLOPs utilisation", "mfu"),
     ("Learning rate", "learning_rate"),
     ("Gradient norm, before clipping", "gradient_norm"),
 )

@@ -12,8 +12,8 @@ from penstock.plan.objectives import Objective
 from penstock.plan.objectives.objective import Causal
 
 _KEYS = {
-    "loss": ("data", "slice", "objective", "sources", "rows"),
-    "preference": ("data", "slice", "sources", "rows"),
+    "loss": ("data", "slice", "objective", "sources", "rows", "patience"),
+    "preference": ("data", "slice", "sources", "rows", "patience"),
     "samples": ("prompts", "max_tokens", "temperature"),
     "own": ("function",),
 }
@@ -51,6 +51,10 @@ class EvaluatorSettings:
     """
     rows: int | None = None
     """loss, preference: maximum number of rows; None: all."""
+    patience: int | None = None
+    """loss, preference: end the run when so many evaluations in a row gave no lower loss than the
+    best before; None: never.
+    """
     prompts: tuple[str, ...] = ("",)
     """samples: the prompts; each text begins with BOS and its prompt."""
     max_tokens: int = 64
@@ -63,7 +67,7 @@ class EvaluatorSettings:
     """own: `module:function` or `path/to/file.py:function`; see `penstock.learn.training.own`."""
 
     def __post_init__(self) -> None:
-        require_above_zero("evaluators", self, "every", "rows", "max_tokens")
+        require_above_zero("evaluators", self, "every", "rows", "patience", "max_tokens")
         if self.kind not in ("loss", "preference", "samples", "task", "own"):
             raise ConfigError(
                 "evaluators: kind must be loss, preference, samples, task or own, got "

@@ -148,7 +148,8 @@ def no_room(error: torch.OutOfMemoryError, settings: TrainSettings, rows: int) -
     found = str(error).partition(". ")[0]
     return ConfigError(
         f"training: the device has too little memory for a step ({found}); "
-        f"{', or '.join(filter(None, cures))}. What was saved before is kept: resume=True (--resume) goes on"
+        f"{', or '.join(filter(None, cures))}. What was saved is kept: resume=True (--resume) goes "
+        "on from it"
     )
 
 

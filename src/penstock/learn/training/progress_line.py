@@ -88,9 +88,11 @@ def note(record: JsonMapping, room: int | None = None) -> str:
         parts["rate"] = f"rate {record['learning_rate']:.1e}"
     if "tokens_per_second" in record:
         parts["speed"] = f"{record['tokens_per_second'] / 1000:.3g} k tok/s"
+    if "mfu" in record:
+        parts["mfu"] = f"MFU {100 * record['mfu']:.0f}%"
     if seconds > 0 and record["wait_seconds"] / seconds >= 0.01:
         parts["data"] = f"data {100 * record['wait_seconds'] / seconds:.0f}%"
-    for name in ("data", "rate", "speed", "distillation"):
+    for name in ("data", "rate", "mfu", "speed", "distillation"):
         if room is None or len(" · ".join(parts.values())) <= room:
             break
         parts.pop(name, None)

@@ -1,7 +1,8 @@
 """The state of a run: what a checkpoint saves of it, and how it is loaded again."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -32,6 +33,7 @@ from penstock.learn.training.continued import CONTINUED, Continued
 from penstock.learn.training.continuing import checkpoint_of
 from penstock.learn.training.determinism import BitSettings
 from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.early_stopping import EarlyStopping
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.own import OwnState
 from penstock.learn.training.path_training import PathTraining
@@ -107,6 +109,8 @@ class RunState:
     saving: Saving
     """The checkpoint that is being written."""
     totals: Totals = field(default_factory=Totals)
+    waiting: EarlyStopping = field(default_factory=lambda: EarlyStopping({}))
+    """The evaluators that may end the run."""
     owed: JsonObject = field(default_factory=dict)
     """Evaluators that a signal stopped, and the record of their step without them."""
     saved: int = 0
@@ -163,6 +167,7 @@ class RunState:
             self._restore_tokenizer(checkpoint)
         self.totals = Totals(**state["totals"])
         self.owed = state.get("owed", {})
+        self.waiting.seen = state.get("waiting", {})
         for difference in self.bits.differences(state["bits"]):
             self.say(f"resumed with another setting that changes the last bits: {difference}")
         self._report_rate(checkpoint.step, state.get("steps", self.steps))
@@ -304,6 +309,7 @@ class RunState:
             **({} if self.paths is None else {"paths": self.paths.state()}),
             **({"own": own} if own else {}),
             **({"owed": self.owed} if self.owed else {}),
+            **({"waiting": self.waiting.seen} if self.waiting.seen else {}),
         }
         parts |= {
             # The training changes what it refers to.
@@ -399,6 +405,28 @@ def module_of(model: LanguageModel) -> torch.nn.Module:
     """The model as a torch module."""
     assert isinstance(model, torch.nn.Module)
     return model
+
+
+@contextmanager
+def reports_dropped(loader: Loader, say: Callable[[str], None]) -> Iterator[None]:
+    """Say at the end which documents a loader dropped, and which parts it left out, in a line each.
+
+    Args:
+        loader: The loader.
+        say: Called with each line.
+    """
+    yield
+    for what, found, why in (
+        ("documents dropped", loader.dropped, "empty, or longer than a row with too_long: drop"),
+        (
+            "parts left out",
+            loader.untrained,
+            "of documents longer than a row, without a target after the cut",
+        ),
+    ):
+        if found:
+            counts = ", ".join(f"{count:,} of source {name}" for name, count in found.items())
+            say(f"{what}: {counts} ({why})")
 
 
 def count_steps(loader: Loader, settings: TrainSettings) -> int:

@@ -16,7 +16,7 @@ where log-probabilities are compared: preferences, policies, teachers.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from penstock.learn.training.computing import (
 from penstock.learn.training.continued import Continued
 from penstock.learn.training.determinism import bit_settings
 from penstock.learn.training.distributed import Ranks, with_gradients
+from penstock.learn.training.early_stopping import EarlyStopping
 from penstock.learn.training.evaluators import Evaluator, evaluate, scheduled
 from penstock.learn.training.held_out_preference import HeldOutPreference
 from penstock.learn.training.loss_groups import LossGroups, LossSums, inner_of
@@ -54,12 +55,19 @@ from penstock.learn.training.path_training import (
 )
 from penstock.learn.training.processes import Interruption
 from penstock.learn.training.row_gradients import RowGradients
-from penstock.learn.training.run_state import RunState, Totals, fixed_base, module_of
+from penstock.learn.training.run_state import (
+    RunState,
+    Totals,
+    fixed_base,
+    module_of,
+    reports_dropped,
+)
 from penstock.learn.training.saving import Saving, copy_size
 from penstock.learn.training.settings import TrainSettings
 from penstock.learn.training.sharding import GradientSync, shard, sharded_again
 from penstock.learn.training.step_sums import StepSums
 from penstock.learn.training.tensor_logs import TensorLogs
+from penstock.learn.training.utilisation import Utilisation
 from penstock.models import LanguageModel
 from penstock.models.language_model import require_packed_rows
 from penstock.plan.loader import Step
@@ -187,6 +195,7 @@ class Trainer:
             own_state=own_state,
             bits=bits,
             base=base,
+            waiting=EarlyStopping(settings.evaluators),
             saving=Saving.of(
                 settings.checkpoints,
                 ranks.device,
@@ -204,6 +213,7 @@ class Trainer:
             if isinstance(evaluator, HeldOutPreference):
                 evaluator.begin(model, settings, self._paths)
         names = () if groups is None else groups.names
+        self._utilisation = Utilisation(model, ranks.device, share=ranks.context.size)
         self._sync = GradientSync(model)
         self._gradients = RowGradients(
             model,
@@ -270,7 +280,9 @@ class Trainer:
             if self.state.owed:
                 self.say("stopped again; resume=True (--resume) goes on")
                 return
-        if self.loader.step >= self.steps:
+        if (over := self.state.waiting.over) is not None:
+            self.say(over)
+        if self.loader.step >= self.steps or over is not None:
             return
         logs = TensorLogs(
             self.run,
@@ -285,7 +297,7 @@ class Trainer:
             self.state.saving,
             closing(logs),
             taught,
-            self._reports_dropped(),
+            reports_dropped(self.loader, self.say),
         ):
             self.state.saved = self.loader.step
             for step, record in self._records(interruption, logs):
@@ -295,15 +307,19 @@ class Trainer:
                 stop = self._to_stop
                 if not self.ranks.several:
                     stop = self._wants_to_stop(interruption)
-                if last or stop or done % self.settings.checkpoints.every == 0:
+                over = self.state.waiting.over
+                ends = last or stop or over is not None
+                if ends or done % self.settings.checkpoints.every == 0:
                     self.state.save(step)
-                if last or stop:
+                if ends:
                     self.state.saving.wait()
                 if stop and (not last or self.state.owed):
                     by = interruption.name or "another rank"
                     self.say(f"stopped by {by} after step {done}; resume=True (--resume) goes on")
                     return
-                if last:
+                if over is not None:
+                    self.say(over)
+                if last or over is not None:
                     return
             if self.loader.step < self.steps:
                 if self.state.saved < self.loader.step:
@@ -313,28 +329,6 @@ class Trainer:
                     f"the sources ended after {self.loader.step} steps, before {self.steps}; "
                     "lower steps. All that was trained is saved"
                 )
-
-    @contextmanager
-    def _reports_dropped(self) -> Iterator[None]:
-        """At the end, a line each for the documents that the loader dropped and the parts that it
-        left out, if any.
-        """
-        yield
-        for what, found, why in (
-            (
-                "documents dropped",
-                self.loader.dropped,
-                "empty, or longer than a row with too_long: drop",
-            ),
-            (
-                "parts left out",
-                self.loader.untrained,
-                "of documents longer than a row, without a target after the cut",
-            ),
-        ):
-            if found:
-                counts = ", ".join(f"{count:,} of source {name}" for name, count in found.items())
-                self.say(f"{what}: {counts} ({why})")
 
     def _records(
         self, interruption: Interruption, logs: TensorLogs
@@ -382,6 +376,7 @@ class Trainer:
         with interruption.waiting():
             asked = partial(self._asked, interruption)
             figures, stopped = evaluate(self.evaluators, names, self.model, asked, self.say)
+        self.state.waiting.see(self.loader.step, figures)
         self.state.owed = {"evaluators": stopped} if stopped else {}
         if stopped:
             self.say(f"evaluation stopped, to be done when the run goes on: {', '.join(stopped)}")
@@ -483,6 +478,7 @@ class Trainer:
             "targets": self.totals.targets,
             "seconds": seconds,
             "wait_seconds": waited,
+            **self._utilisation.figures(rows, seconds + waited),
         }
 
     def _read(self, nats: Tensor, norm: Tensor, interruption: Interruption) -> dict[str, float]:

@@ -1,0 +1,155 @@
+"""Model FLOPs utilisation (MFU): the operations that a model's mathematics needs, over those that
+the device could do in the same time.
+
+Counted are the matrix products of each token (2 operations for each weight forward, 4 backward, or
+2 where the weight is frozen) and the pairs of query and key of each document, as far as windows
+reach. What activation checkpoints compute again does not count, nor do norms, rotations and
+softmax. So the number compares runs, also with other trainers that count so.
+
+Source: PaLM, arXiv:2204.02311, appendix B; attention by document, causal.
+"""
+
+from collections.abc import Iterable
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import nn
+
+from penstock.core.arrays import Int64
+from penstock.models import LanguageModel
+from penstock.models.isolation.lengths import text_config
+from penstock.models.ours.experts import Experts
+from penstock.models.ours.transformer import Transformer
+from penstock.plan.inputs.model_input import ModelInput
+
+PEAKS = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "GH200": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10": 125e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+    "MI300X": 1307e12,
+}
+"""Products of bfloat16 a second, without sparsity, as the makers' data sheets say; by parts of the
+devices' names, the longer ones first.
+"""
+_ROUTED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def peak_of(device: torch.device) -> float | None:
+    """Operations a second that a device could do in bfloat16; None: unknown."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+@final
+class Operations:
+    """Counts the operations of a model's rows.
+
+    Args:
+        model: As it is trained.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        assert isinstance(model, nn.Module)
+        self.each_token = sum(
+            share * weight.numel() * (6 if weight.requires_grad else 4)
+            for weight, share in _matrices(model)
+        )
+        self._layers = _attention(model)
+
+    def of(self, rows: Iterable[ModelInput]) -> float:
+        """Operations of some rows, forward and backward; padding counts for nothing."""
+        total = 0.0
+        for row in rows:
+            assert row.cu_seqlens is not None
+            ends = np.minimum(row.cu_seqlens, row.num_tokens).astype(np.int64)
+            lengths = np.diff(ends)
+            total += self.each_token * int(lengths.sum())
+            for width, window in self._layers:
+                # Two products of width operations times 2 for each pair, and twice as many back.
+                total += 12.0 * width * pairs(lengths, window)
+        return total
+
+
+@final
+class Utilisation:
+    """How well a rank's GPU is used, for the record of each step.
+
+    Args:
+        model: As it is trained.
+        device: That of this rank.
+        share: Ranks that share each row.
+    """
+
+    def __init__(self, model: LanguageModel, device: torch.device, *, share: int = 1) -> None:
+        self._device, self._share, self._peak = device, share, peak_of(device)
+        self._operations = Operations(model)
+
+    def figures(self, rows: Iterable[ModelInput], seconds: float) -> dict[str, float]:
+        """`peak_memory` in bytes, and `mfu` where the device's peak is known; on a CPU nothing."""
+        if self._device.type != "cuda":
+            return {}
+        found: dict[str, float] = {"peak_memory": torch.cuda.max_memory_allocated(self._device)}
+        if self._peak is not None:
+            done = self._operations.of(rows) / self._share
+            found["mfu"] = round(done / seconds / self._peak, 4)
+        return found
+
+
+def pairs(lengths: Int64, window: int | None) -> int:
+    """Pairs of query and key of causal documents, of which a query sees at most `window`."""
+    short = lengths if window is None else np.minimum(lengths, window)
+    found: Int64 = short * (short + 1) // 2 + (lengths - short) * short
+    return int(found.sum())
+
+
+def _matrices(model: nn.Module) -> list[tuple[nn.Parameter, float]]:
+    """Weights that are multiplied with tokens, and with which share of the tokens each is."""
+    shares: dict[nn.Parameter, float] = {}
+    for module in model.modules():
+        if isinstance(module, Experts):
+            share = module.each / len(module.experts)
+            shares |= dict.fromkeys(module.experts.parameters(), share)
+    config: Any = text_config(getattr(model, "inner", model))
+    routed, experts = (
+        next((n for name in names if isinstance(n := getattr(config, name, None), int)), None)
+        for names in (_ROUTED, _EXPERTS)
+    )
+    found: dict[nn.Parameter, float] = {}
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            fused = weight.ndim == 3 and weight.shape[0] == experts
+            if fused and routed and experts:
+                found[weight] = routed / experts
+            elif weight.ndim == 2 and name == "weight" and hasattr(module, "in_features"):
+                found[weight] = shares.get(weight, 1.0)
+    if isinstance(model, Transformer) and model.unembedding is None:
+        found[model.embedding.weight] = 1.0  # type: ignore[index]
+    return list(found.items())
+
+
+def _attention(model: nn.Module) -> list[tuple[int, int | None]]:
+    """(heads × their width, window) of each layer that attends, where it is known."""
+    if isinstance(model, Transformer):
+        width = model.settings.heads * model.settings.each_head
+        mains = [
+            model.settings.mixers(model.settings.block(layer))[0]
+            for layer in range(model.settings.num_blocks)
+        ]
+        return [(width, main.sliding_window) for main in mains if not main.is_recurrent]
+    shape = getattr(getattr(model, "fit", None), "shape", None)
+    if shape is None:
+        return []
+    config: Any = text_config(getattr(model, "inner", model))
+    return [(config.num_attention_heads * shape.head_width, window) for window in shape.windows]
