@@ -16,7 +16,6 @@ from penstock.learn.evaluation.tasks import Answer, Problem, TaskSettings
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.evaluator_settings import EvaluatorSettings
 from penstock.learn.training.evaluators import make_evaluators
-from penstock.learn.training.settings import TrainSettings
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 LOOK = "training.evaluators={next: {kind: task, task: {name: mmlu}, every: 3}}"
@@ -158,16 +157,6 @@ def test_a_first_source_without_tokenizer_is_refused(data, tmp_path):
             trainer.model,
             Ranks(torch.device("cpu")),
         )
-
-
-def test_sharded_models_write_no_answers():
-    looks = {
-        name: EvaluatorSettings(kind="task", task=TaskSettings(name=name))
-        for name in ("mmlu", "gsm8k")
-    }
-    assert TrainSettings(shard=True, evaluators={"a": looks["mmlu"]})
-    with pytest.raises(ConfigError, match=r"training.shard.*evaluators.*together"):
-        TrainSettings(shard=True, evaluators={"a": looks["gsm8k"]})
 
 
 SCRIPT = """

@@ -43,7 +43,7 @@ def test_names_of_sections_that_are_given_directly_mean_one_thing():
         ({"batch_size": 3}, "did you mean rows_per_step of ps.Loader?"),
         ({"n_layers": 3}, "did you mean layers of ps.build_model?"),
         ({"output_dir": "x"}, "did you mean output?"),
-        ({"qqq": 1}, "known: assignments, attention"),
+        ({"qqq": 1}, "known: activation_checkpointing, assignments, attention"),
         ({"policy": "ppo"}, "training.policy.kind: found 'ppo', expected 'clip' or 'cispo'"),
         ({"optimizer": "sgd"}, "training.optimizer.kind: found 'sgd', expected 'adamw' or 'muon'"),
         (

@@ -528,7 +528,7 @@ def gradients(dataset, settings, rows_per_pass=1, ranks=((0, 1),)):
         step = next(iter(loader))
         rows = list(step.joined(rows_per_pass))
         training.begin(rows, step, CPU)
-        loss += sum(training.backward(row) for row in rows)
+        loss += sum(float(training.backward(row)) for row in rows)
         here = torch.cat([weight.grad.flatten() for weight in model.parameters()])
         found = here if found is None else found + here
     return loss, found

@@ -33,6 +33,7 @@ _CAUSE = "cause"
 _BROKEN = re.compile(
     r"[Cc]onnection (closed|reset|refused|aborted)|Broken pipe|gloo/transport|remote process "
     r"exited|Socket Timeout|Timed out waiting|wait timeout|Connection was likely closed"
+    r"|failed to pass monitoredBarrier"
 )
 """What gloo, NCCL and stores say when another rank is gone."""
 
