@@ -74,7 +74,7 @@ def counted(lines: Counter[str], on: list[bool]) -> Iterator[None]:
 
 
 def waits(report: Report, model: Any, data: Path, passes: int, **settings: Any) -> Figures:
-    """Waits a step, by line, with so many passes a step."""
+    """Waits a step, by line, with a number of passes a step."""
     lines: Counter[str] = Counter()
     on = [False]
 

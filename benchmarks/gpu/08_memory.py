@@ -27,7 +27,7 @@ def estimate(model: Any, slots: int, **settings: Any) -> float | None:
 
 
 def rows(report: Report, data: Path, size: str, slots: int, count: int, **settings: Any) -> Figures:
-    """Two steps of one pass with so many rows."""
+    """Two steps of one pass with a number of rows."""
     model = own_model(report, size)
     fixed = 16 * sum(p.numel() for p in model.parameters()) / 1e9
     guess = estimate(model, slots * count, **settings)

@@ -1,9 +1,12 @@
 """Random rules and tensors for the tests of attention."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from penstock.models.attention import RowAttention
 from penstock.plan.inputs import AttentionRule
 
 DOCUMENTS = st.lists(
@@ -21,6 +24,11 @@ def make_rule(documents: list[tuple[int, int]]) -> AttentionRule:
     lengths, prefixes = np.array(documents).T
     ends = lengths.cumsum()
     return AttentionRule(np.stack([ends - lengths, ends - lengths + prefixes, ends], axis=1))
+
+
+def attention_of(rule: AttentionRule, window: int | None, **given: Any) -> RowAttention:
+    """`RowAttention.of` with its window in second place."""
+    return RowAttention.of(rule, window=window, **given)
 
 
 def random_heads(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_makers import THREE, forests, make_rule, paths_of, random_heads
+from attention_makers import THREE, attention_of, forests, make_rule, paths_of, random_heads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
@@ -17,7 +17,6 @@ from penstock.core.errors import ConfigError
 from penstock.models.attention import BACKENDS, attend
 from penstock.models.attention.calls import prepare_calls
 from penstock.models.attention.flex import BLOCK, block_mask, tree_mask_mod
-from penstock.models.attention.windows import attention_of
 from penstock.plan.inputs import AttentionRule
 
 CPU = torch.device("cpu")

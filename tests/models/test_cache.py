@@ -5,6 +5,7 @@ alone.
 import numpy as np
 import pytest
 import torch
+from attention_makers import attention_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,6 @@ from makers.models import tiny_model
 from penstock.core.errors import ConfigError
 from penstock.models import cache as cache_module
 from penstock.models.attention import RowAttention
-from penstock.models.attention.windows import attention_of
 from penstock.models.cache import Cache, _runs
 from penstock.models.text_cache import TextCache
 from penstock.plan.inputs import AttentionRule

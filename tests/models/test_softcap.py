@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_makers import forests, make_rule
+from attention_makers import attention_of, forests, make_rule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_makers import logits_of, tiny
@@ -18,7 +18,6 @@ from makers.rows import LENGTHS, random_row
 from penstock.core.errors import ConfigError
 from penstock.models.attention.calls import Scores
 from penstock.models.attention.flex import FLEX
-from penstock.models.attention.windows import attention_of
 from penstock.models.exporting import export
 from penstock.plan.inputs import AttentionRule
 

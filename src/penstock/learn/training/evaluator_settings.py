@@ -52,8 +52,8 @@ class EvaluatorSettings:
     rows: int | None = None
     """loss, preference: maximum number of rows; None: all."""
     patience: int | None = None
-    """loss, preference: end the run when so many evaluations in a row gave no lower loss than the
-    best before; None: never.
+    """loss, preference: end the run when this many evaluations in a row gave no lower loss than
+    the best before; None: never.
     """
     prompts: tuple[str, ...] = ("",)
     """samples: the prompts; each text begins with BOS and its prompt."""

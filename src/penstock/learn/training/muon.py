@@ -23,6 +23,8 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Muon
 
+from penstock.models.tensor_files import local_part
+
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """The latter is its name before torch 2.13."""
 
@@ -56,10 +58,10 @@ class DividedMuon(Muon):
     def _update(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
         """This rank's rows of the Nesterov momentum, in bfloat16."""
         assert weight.grad is not None
-        state, gradient = self.state[weight], _local(weight.grad)
+        state, gradient = self.state[weight], local_part(weight.grad)
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(weight.grad)
-        momentum = _local(state["momentum_buffer"])
+        momentum = local_part(state["momentum_buffer"])
         momentum.lerp_(gradient, 1 - group["momentum"])
         return gradient.lerp(momentum, group["momentum"]).bfloat16()
 
@@ -67,10 +69,6 @@ class DividedMuon(Muon):
 def _flat(matrices: Sequence[Tensor]) -> Tensor:
     """All elements, one matrix after the other."""
     return torch.cat([one.flatten() for one in matrices]) if matrices else torch.empty(0)
-
-
-def _local(tensor: Any) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @final
@@ -198,7 +196,7 @@ class _Stack:
         scale = 0.2 * max(self.weights[0].shape) ** 0.5
         for rank in range(self._size):
             for at in self._of(rank):
-                weight = _local(self.weights[at])
+                weight = local_part(self.weights[at])
                 weight.mul_(1 - rate * decay)
                 weight.add_(next(parts), alpha=-rate * scale)
 

@@ -290,7 +290,8 @@ class RunState:
             self.distiller.load_state_dict(checkpoint.tensors(PROJECTIONS), strict=False)
 
     def save(self, step: Step) -> None:
-        """Write a checkpoint after a step, and remove old ones: beside the training, if it is set.
+        """Write a checkpoint after a step, and remove old ones; while the training goes on, if that
+        is set.
 
         Raises:
             OutputError: It cannot be written, or the one before could not.

@@ -1,4 +1,4 @@
-"""Saves checkpoints beside the training: tensors are copied, and a thread writes the copies.
+"""Saves checkpoints while the training goes on: tensors are copied, and a thread writes the copies.
 
 Training stands still for the copy alone. On a GPU it goes into pinned memory of the CPU, which is
 taken once, at the first checkpoint, and kept: as many bytes as this process writes. One checkpoint
@@ -50,7 +50,7 @@ class Saving:
     """The save that is under way; as a context manager around the training, it waits at the end.
 
     Args:
-        beside: Whether saves run beside the training; else each is done when `start` returns.
+        beside: Whether the training goes on during a save; else it is done when `start` returns.
         say: Called with one sentence about a save that failed while another error ended the run.
     """
 
@@ -162,7 +162,7 @@ class Saving:
         """Write a checkpoint; the one before must be over (`wait`).
 
         Raises:
-            PenstockError: It cannot be written, and runs not beside the training.
+            PenstockError: It cannot be written, and the training waits for it.
         """
         if not self.beside:
             write()

@@ -171,7 +171,7 @@ class TrainSettings:
     """
     shard: bool | int = False
     """Split weights, gradients and optimizer states among processes (FSDP2) instead of replicating
-    them. true: among all; a number: among so many neighbouring ranks, such as the GPUs of one
+    them. true: among all; N: among N neighbouring ranks, such as the GPUs of one
     machine, with a copy in each such group (hybrid sharding, HSDP).
     """
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)

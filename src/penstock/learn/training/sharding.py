@@ -28,6 +28,7 @@ from penstock.learn.training.computing import require_blocks
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.memory import device_memory
 from penstock.models import LanguageModel
+from penstock.models.tensor_files import local_part
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -220,8 +221,7 @@ def share_out(whole: Mapping[str, torch.Tensor], shares: Mapping[str, torch.Tens
     for name, share in shares.items():
         if name not in whole:
             raise StateError(
-                f"optimizer state: {name} is missing; resume with the optimizer that it was "
-                "saved with"
+                f"weights: {name} is missing; resume with the model that they were saved with"
             )
         take_share(share, whole[name])
 
@@ -240,4 +240,4 @@ def take_share(share: Tensor, whole: Tensor) -> None:
     )
     for dim, (begin, size) in enumerate(zip(begins, shape, strict=True)):
         whole = whole.narrow(dim, begin, size)
-    share.to_local().copy_(whole)
+    local_part(share).copy_(whole)

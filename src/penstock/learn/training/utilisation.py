@@ -94,14 +94,14 @@ class Utilisation:
 
     def __init__(self, model: LanguageModel, device: torch.device, *, share: int = 1) -> None:
         self._device, self._share, self._peak = device, share, peak_of(device)
-        self._operations = Operations(model)
+        self._operations = None if self._peak is None else Operations(model)
 
     def figures(self, rows: Iterable[ModelInput], seconds: float) -> dict[str, float]:
         """`peak_memory` in bytes, and `mfu` where the device's peak is known; on a CPU nothing."""
         if self._device.type != "cuda":
             return {}
         found: dict[str, float] = {"peak_memory": torch.cuda.max_memory_allocated(self._device)}
-        if self._peak is not None:
+        if self._peak is not None and self._operations is not None:
             done = self._operations.of(rows) / self._share
             found["mfu"] = round(done / seconds / self._peak, 4)
         return found

@@ -35,7 +35,9 @@ class Scores:
     """What becomes of scores besides the rule of the row."""
 
     window: int | None = None
-    """Maximum tokens that a token sees, including itself; None: all before it."""
+    """Maximum tokens that a token sees, including itself, as in transformers (`key > query -
+    window`); None: all before it. Source: Mistral 7B, arXiv:2310.06825.
+    """
     softcap: float | None = None
     """Scores are kept within ± this number; None: they are as they come."""
 

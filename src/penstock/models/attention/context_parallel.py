@@ -23,10 +23,10 @@ from torch import Tensor
 from torch import distributed as dist
 
 from penstock.core.errors import ConfigError, DistributedError
-from penstock.models.attention.kernels import moved
 from penstock.models.attention.row_attention import RowAttention
 from penstock.models.attention.slices import prepare_slice
 from penstock.plan.inputs import RowSlice
+from penstock.plan.inputs.torch_tensors import on_device
 
 
 def slice_attention(
@@ -61,7 +61,7 @@ def slice_attention(
     name, attend = prepare_slice(
         part, device=device, dtype=dtype, backend=backend, window=window, softcap=softcap
     )
-    order = moved(part.order, device)
+    order = on_device(part.order, device)
 
     def gathered(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         keys, values = gather_slots((k, v), order, group)

@@ -31,9 +31,9 @@ from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
 from penstock.models.attention.backends import Backend
 from penstock.models.attention.calls import PLAIN, Attend, Scores
-from penstock.models.attention.kernels import moved
 from penstock.models.attention.sinks import add_sinks
 from penstock.plan.inputs import AttentionRule
+from penstock.plan.inputs.torch_tensors import on_device
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query, key) → whether the query sees the key: FlexAttention's `mask_mod`."""
@@ -152,19 +152,21 @@ def _in_order(blocks: Array, device: torch.device) -> tuple[torch.Tensor, torch.
     """
     counts = blocks.sum(1, dtype=np.int32)
     order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
-    return moved(counts[None, None], device), moved(order[None, None], device)
+    return on_device(counts[None, None], device), on_device(order[None, None], device)
 
 
 def _prepare(
     rule: AttentionRule, device: torch.device, dtype: torch.dtype, scores: Scores
 ) -> Attend:
-    ids = moved(rule.document_ids, device)
+    ids = on_device(rule.document_ids, device)
     if rule.forked:
-        mask_mod = tree_mask_mod(moved(rule.ends, device)[ids])
+        mask_mod = tree_mask_mod(on_device(rule.ends, device)[ids])
     else:
-        mask_mod = flex_mask_mod(ids, moved(rule.prefix, device) if rule.bidirectional else None)
+        mask_mod = flex_mask_mod(
+            ids, on_device(rule.prefix, device) if rule.bidirectional else None
+        )
     if scores.window is not None:
-        positions = moved(rule.positions, device) if rule.forked else None
+        positions = on_device(rule.positions, device) if rule.forked else None
         mask_mod = window_mask_mod(mask_mod, scores.window, positions)
     blocks = block_mask(rule, mask_mod, device, scores.window)
     call = _compiled() if device.type == "cuda" else _unfused

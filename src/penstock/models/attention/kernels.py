@@ -23,8 +23,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from penstock.core.arrays import Array
-
 HALF = (torch.float16, torch.bfloat16)
 _log = logging.getLogger("penstock.models")
 
@@ -72,14 +70,6 @@ def sdpa(
         _warn_of_math(q, k, v, mask, causal)
     out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
     return out if heads == kv_heads else out.reshape(rows, heads, queries, -1)
-
-
-def moved(array: Array, device: torch.device) -> Tensor:
-    """An array on a device. To a GPU it goes from page-locked memory, and nothing waits for it."""
-    made = torch.from_numpy(array)
-    if device.type == "cuda" and torch.cuda.is_available():
-        made = made.pin_memory()
-    return made.to(device, non_blocking=True)
 
 
 def attend_heads(

@@ -34,11 +34,12 @@ from penstock.models.attention.backends import (
 )
 from penstock.models.attention.calls import Attend, Scores
 from penstock.models.attention.compiling import any_number
-from penstock.models.attention.kernels import attend_heads, moved
+from penstock.models.attention.kernels import attend_heads
 from penstock.models.attention.sinks import add_sinks, sink_gradients
 from penstock.models.attention.softcap import capped_attention
 from penstock.models.attention.varlen import Bounds, find_varlen, flash_name, prepare_varlen
 from penstock.plan.inputs import RowSlice
+from penstock.plan.inputs.torch_tensors import on_device
 
 BACKENDS = ("per_document", "varlen", "dense")
 """Names of what can attend for a slice."""
@@ -113,7 +114,7 @@ def _varlen(part: RowSlice, device: torch.device, window: int | None) -> Attend:
     assert function is not None, "refused before"
     flash_name(device.type)
     attend_runs_of = prepare_varlen(function, Bounds.of(*part.lengths, device), window)
-    places = any_number(moved(part.keys, device))
+    places = any_number(on_device(part.keys, device))
 
     def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         return attend_runs_of(q, k[places], v[places], sinks)
@@ -179,10 +180,10 @@ def _masked(
     softcap: float | None,
 ) -> Attend:
     """A call with a mask for each stretch of queries; masks live only during their call."""
-    index, positions = (moved(x, device) for x in (part.index, part.rule.positions))
+    index, positions = (on_device(x, device) for x in (part.index, part.rule.positions))
     row = torch.arange(len(part.order), device=device)
     made = [
-        (one, one.keys if isinstance(one.keys, slice) else moved(one.keys, device))
+        (one, one.keys if isinstance(one.keys, slice) else on_device(one.keys, device))
         for one in stretches
     ]
 

@@ -23,8 +23,8 @@ from torch import Tensor
 from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
 from penstock.models.attention.compiling import any_number
-from penstock.models.attention.kernels import moved
 from penstock.models.attention.sinks import add_sinks, sink_gradients
+from penstock.plan.inputs.torch_tensors import on_device
 
 FLASH3 = "flash_attn_interface"
 """The module of FlashAttention 3."""
@@ -82,10 +82,10 @@ class Bounds:
     @classmethod
     def of(cls, queries: Array, keys: Array, device: torch.device) -> "Bounds":
         """Of cumulative lengths on the CPU; a GPU gets them without being waited for."""
-        made = any_number(moved(queries, device))
+        made = any_number(on_device(queries, device))
         longest = [int((bounds[1:] - bounds[:-1]).max()) for bounds in (queries, keys)]
         same = keys is queries
-        return cls(made, made if same else any_number(moved(keys, device)), *longest)
+        return cls(made, made if same else any_number(on_device(keys, device)), *longest)
 
 
 def prepare_varlen(
