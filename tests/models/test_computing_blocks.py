@@ -231,7 +231,8 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__ in ("mm", "bmm", "addmm", "_grouped_mm"):
-            self.dtypes += [one.dtype for one in args if isinstance(one, torch.Tensor)]
+            tensors = [one for one in args if isinstance(one, torch.Tensor)]
+            self.dtypes += [one.dtype for one in tensors if one.is_floating_point()]
         return func(*args, **(kwargs or {}))
 
 
