@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 import torch
+from host_reads import counted
 from python_makers import KillAfter, KilledError
-from test_host_reads import counted
 from training_makers import on_two_processes
 
 import penstock as ps

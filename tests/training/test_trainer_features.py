@@ -1,8 +1,10 @@
 """What a run can train: rows in parts, several target distances, LoRA, denoising, models of
-transformers.
+transformers; and what it asks of the process.
 """
 
+import gc
 import math
+import os
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from training_makers import LENGTH, SENTINELS, losses, make, train, values
 
 from penstock.learn.training import RunFolder
+from penstock.learn.training.distributed import local_device
 from penstock.learn.training.losses import row_loss
 from penstock.models.saving import load_model
 
@@ -125,3 +128,25 @@ def test_the_functions_of_the_room_stay_functions():
 
     for _ in range(2):
         assert all(not isinstance(getattr(room, name), type(room)) for name in room.__all__)
+
+
+def test_no_collection_walks_through_old_objects_during_a_step(data, tmp_path):
+    trainer = make(data, tmp_path / "run", FOUR)
+    before = len(gc.get_objects())
+    for _ in trainer.train():
+        assert gc.get_freeze_count() > before / 2
+    assert not gc.get_freeze_count()
+
+
+@pytest.mark.parametrize("own", [None, "max_split_size_mb:64"])
+def test_memory_of_a_gpu_comes_in_segments_that_grow(own, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    if own is None:
+        # Set first, so that it is taken away again.
+        monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+        monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    else:
+        monkeypatch.setenv("PYTORCH_ALLOC_CONF", own)
+    assert local_device("auto").type == "cuda"
+    assert os.environ["PYTORCH_ALLOC_CONF"] == (own or "expandable_segments:True")

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, CorruptionError
+from penstock.plan.inputs.torch_tensors import on_device
 
 Parts = list[Tensor]
 """Features of one image: for the input, and for each layer that takes more of them; [slots or
@@ -89,7 +90,8 @@ class FeatureCache:
         self.hits += 1
         found = [parts for key in keys if (parts := held[key]) is not None]
         return [
-            torch.cat([one[place] for one in found]).to(device) for place in range(len(found[0]))
+            on_device(torch.cat([one[place] for one in found]), device)
+            for place in range(len(found[0]))
         ]
 
     def _path(self, key: bytes) -> Path:

@@ -266,6 +266,6 @@ def merge_chunks(pairing: Pairing, boundary_log_probs: Tensor, threshold: float)
     ]
     weights = pairing.weights
     sums = weights.new_zeros(len(firsts)).index_add(
-        0, torch.from_numpy(np.cumsum(begins) - 1).to(weights.device), weights
+        0, on_device(np.cumsum(begins) - 1, weights.device), weights
     )
     return Pairing(student_bounds=bounds[0], teacher_bounds=bounds[1], weights=sums)

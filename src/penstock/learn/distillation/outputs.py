@@ -25,11 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.arrays import Array
+from penstock.core.arrays import Array, Int64
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.models import LanguageModel
 from penstock.models.without_dropout import evaluating
 from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.torch_tensors import on_device
 
 LEAST_SLOTS = 64
 """Minimum slots in a block: each block reads the whole head."""
@@ -93,9 +94,9 @@ class TeacherOutputs:
 
     def to(self, device: torch.device | str) -> Self:
         """The same on a device."""
-        return type(self)(
-            temperature=self.temperature, **{k: v.to(device) for k, v in self.tensors().items()}
-        )
+        place = torch.device(device)
+        sent = {name: on_device(value, place) for name, value in self.tensors().items()}
+        return type(self)(temperature=self.temperature, **sent)
 
     @classmethod
     def make(
@@ -181,7 +182,8 @@ def _write(
     into: TeacherOutputs | None,
 ) -> TeacherOutputs:
     """Write the outputs of hidden states [T, width], a block of slots at a time."""
-    device, probe, after = hidden.device, model.logits(hidden[:1]), _tokens_after(row)
+    device, probe = hidden.device, model.logits(hidden[:1])
+    after = on_device(_tokens_after(row), device)
     if probe.shape[-1] < vocab_size:
         raise ConfigError(
             f"the teacher has logits for {probe.shape[-1]} ids, its tokenizer has "
@@ -200,7 +202,7 @@ def _write(
     for begin in range(0, row.num_tokens, block):
         part = slice(begin, min(begin + block, row.num_tokens))
         logits = model.logits(hidden[part])[:, :vocab_size]
-        _keep(into, part, logits, after[part].to(device), starts)
+        _keep(into, part, logits, after[part], starts)
     _clear(into, row.num_tokens)
     return into
 
@@ -244,7 +246,7 @@ def _clear(found: TeacherOutputs, used: int) -> None:
         tensor[used:] = 0
 
 
-def _tokens_after(row: ModelInput) -> Tensor:
+def _tokens_after(row: ModelInput) -> Int64:
     """The next token of the same document after each slot, int64 [T]; −1 at a document's last slot
     and in padding.
 
@@ -257,7 +259,7 @@ def _tokens_after(row: ModelInput) -> Tensor:
     after = np.full(len(row.tokens), -1, np.int64)
     goes_on = np.flatnonzero(row.positions[1 : row.num_tokens] != 0)
     after[goes_on] = row.tokens[goes_on + 1]
-    return torch.from_numpy(after)
+    return after
 
 
 @final

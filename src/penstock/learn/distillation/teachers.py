@@ -31,6 +31,7 @@ from penstock.learn.distillation.teacher_rows import TeacherRow
 from penstock.models import LanguageModel, PackedRows
 from penstock.models.language_model import require_packed_rows
 from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.torch_tensors import on_device
 from penstock.tokenizers import Tokenizer
 
 WHITESPACE = b" \t\n\r"
@@ -77,7 +78,7 @@ def document_scores(outputs: TeacherOutputs, row: TeacherRow, score: Score) -> T
     device = outputs.token_log_probs.device
     positions = row.input.positions
     assert positions is not None
-    documents = torch.from_numpy((positions == 0).cumsum() - 1).to(device)
+    documents = on_device((positions == 0).cumsum() - 1, device)
     count = len(row.text_bytes)
 
     def sums(values: Tensor) -> Tensor:
@@ -88,9 +89,8 @@ def document_scores(outputs: TeacherOutputs, row: TeacherRow, score: Score) -> T
         return found[:count]
 
     if score == "likelihood":
-        return sums(outputs.token_log_probs) / torch.from_numpy(row.text_bytes).to(
-            device
-        ).clamp_min(1)
+        text_bytes = on_device(row.text_bytes, device).clamp_min(1)
+        return sums(outputs.token_log_probs) / text_bytes
     tokens = sums(torch.ones_like(outputs.entropy)).clamp_min(1)
     if score == "entropy":
         return -sums(outputs.entropy) / tokens

@@ -256,6 +256,10 @@ def local_device(name: str) -> torch.device:
     check_device("device", name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_initialized():
+        # Rows differ in their documents, so tensors in their sizes: blocks of fixed sizes would
+        # leave gaps that no later tensor fits. Read once, when the first tensor comes to a GPU.
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if name == "cuda" and torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)

@@ -5,6 +5,7 @@ SIGTERM or Ctrl-C during training finishes the step, saves and stops; a second C
 A step whose data are in a store that does not answer is not waited for.
 """
 
+import gc
 import signal
 import threading
 import time
@@ -84,6 +85,22 @@ def in_step(group: Any = None) -> Iterator[None]:
         raise theirs
     if error is not None:
         raise error
+
+
+@contextmanager
+def settled_objects() -> Iterator[None]:
+    """Python's collector leaves out what exists now, such as a million objects of imported
+    packages, until the block ends.
+
+    A full collection walks through all objects, at any moment of a step; on one rank of many, all
+    others wait for it.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _several() -> bool:

@@ -53,7 +53,7 @@ from penstock.learn.training.path_training import (
     dropout_notice,
     require_token_targets,
 )
-from penstock.learn.training.processes import Interruption
+from penstock.learn.training.processes import Interruption, settled_objects
 from penstock.learn.training.row_gradients import RowGradients
 from penstock.learn.training.run_state import (
     RunState,
@@ -294,6 +294,7 @@ class Trainer:
         taught = nullcontext() if self.distiller is None else closing(self.distiller)
         with (
             Interruption() as interruption,
+            settled_objects(),
             self.state.saving,
             closing(logs),
             taught,

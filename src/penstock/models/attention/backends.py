@@ -60,6 +60,7 @@ from penstock.models.attention.varlen import (
 )
 from penstock.models.attention.varlen import find_varlen as _find_varlen
 from penstock.plan.inputs import AttentionRule
+from penstock.plan.inputs.torch_tensors import on_device
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -99,10 +100,10 @@ def never(
 def _prepare_dense(
     rule: AttentionRule, device: torch.device, dtype: torch.dtype, scores: Scores
 ) -> Attend:
-    mask = torch.from_numpy(rule.dense_mask()).to(device)
+    mask = on_device(rule.dense_mask(), device)
     if scores.window is not None:
         # By positions, which differ from slots in a tree.
-        positions = torch.from_numpy(rule.positions).to(device)
+        positions = on_device(rule.positions, device)
         mask &= positions[:, None] - positions < scores.window
 
     def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:

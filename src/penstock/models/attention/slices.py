@@ -190,7 +190,7 @@ def _masked(
     def mask_of(stretch: _Stretch, keys: Tensor) -> Tensor | None:
         queries = index[stretch.queries, None]
         if stretch.mask is not None:
-            mask = torch.from_numpy(stretch.mask).to(device)
+            mask = on_device(stretch.mask, device)
         elif stretch.causal:
             mask = keys <= queries
         else:

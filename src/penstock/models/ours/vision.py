@@ -18,6 +18,7 @@ from penstock.models.image_features import FeatureCache
 from penstock.models.ours.blocks import Block
 from penstock.models.ours.layers import Linear, RMSNorm
 from penstock.models.settings import BlockSettings, ModelSettings
+from penstock.plan.inputs.torch_tensors import on_device
 
 
 @final
@@ -90,7 +91,7 @@ def with_images(x: Tensor, tower: VisionTower, media: RowMedia) -> Tensor:
     arrays = media.arrays if len(media) else media.blank.arrays
 
     def features_of_all() -> Tensor:
-        found: Tensor = tower(torch.from_numpy(arrays["pixel_values"]).to(x.device, x.dtype))
+        found: Tensor = tower(on_device(arrays["pixel_values"], x.device).to(x.dtype))
         return found
 
     if tower.cache is not None and media.keys:
@@ -103,6 +104,6 @@ def with_images(x: Tensor, tower: VisionTower, media: RowMedia) -> Tensor:
         # All weights have gradients on each rank, whatever its rows hold.
         nothing: Tensor = 0 * features.sum()
         return x + nothing
-    places = torch.from_numpy(media.slots).to(x.device)
+    places = on_device(media.slots, x.device)
     placed: Tensor = x.index_copy(0, places, features)
     return placed

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.plan.inputs.torch_tensors import on_device
+
 LIKE_LENGTH, LIKE_SLOTS = 1.5, 8
 """Documents run side by side if the longest has at most this many times, or slots more than, the
 shortest.
@@ -80,7 +82,7 @@ class Borders:
 
     def place(self, array: object) -> Tensor:
         """An array of numpy on the device."""
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return on_device(np.asarray(array), self.device)
 
     def chunks(
         self, work: Callable[[int], float], lengths: Sequence[int] = LENGTHS, *, later: float = 1.0

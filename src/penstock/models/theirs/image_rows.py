@@ -24,6 +24,7 @@ from penstock.media.processor import join_arrays
 from penstock.media.rows import BlankImage, RowMedia
 from penstock.plan.inputs import IGNORE, AttentionRule
 from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.torch_tensors import on_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -109,7 +110,7 @@ def part_arguments(
         given["cross_attention_mask"] = torch.from_numpy(cross_attention_mask(media, len(tokens)))[
             None
         ]
-    moved = {name: value.to(device, non_blocking=True) for name, value in given.items()}
+    moved = {name: on_device(value, device) for name, value in given.items()}
     return {
         **{
             name: value.to(dtype) if value.is_floating_point() else value
@@ -187,9 +188,8 @@ def image_masks(
     lowest = torch.finfo(dtype).min
 
     def added(seen: Tensor) -> Tensor:
-        return (
-            torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, lowest)[None, None].to(device)
-        )
+        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, lowest)
+        return on_device(mask[None, None], device)
 
     return {"full_attention": added(full), "sliding_attention": added(sliding)}
 

@@ -41,6 +41,7 @@ from penstock.models.theirs.interface import TheirModel
 from penstock.models.theirs.recurrence import bordered, is_recurrence
 from penstock.models.theirs.tensors import model_inputs
 from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.torch_tensors import on_device
 
 _log = logging.getLogger("penstock.models")
 
@@ -259,7 +260,7 @@ class PackedWays:
                 self.cost(begins[real], ends[real]),
             )
         for slots, inside in self._batches(begins[real], ends[real], len(row.tokens)):
-            index, kept = (torch.from_numpy(array).to(wide.device) for array in (slots, inside))
+            index, kept = (on_device(array, wide.device) for array in (slots, inside))
             hidden = call({"inputs_embeds": wide[index], "use_cache": False})
             parts.append(hidden[kept])
             places.append(index[kept])

@@ -14,6 +14,7 @@ from penstock.models.image_features import FeatureCache, as_outputs, features_of
 from penstock.models.isolation.report import describe
 from penstock.models.theirs.interface import TheirModel
 from penstock.models.without_dropout import evaluating
+from penstock.plan.inputs.torch_tensors import on_device
 
 
 @final
@@ -72,14 +73,12 @@ class TowerFeatures:
         tower = self._model.inner.model.get_image_features
         known = inspect.signature(tower).parameters
         given = {
-            name: torch.from_numpy(np.ascontiguousarray(array))
+            name: on_device(np.asarray(array), self._model.device)
             for name, array in arrays.items()
             if name in known
         }
         moved = {
-            name: value.to(
-                self._model.device, self._model.compute_dtype if value.is_floating_point() else None
-            )
+            name: value.to(self._model.compute_dtype) if value.is_floating_point() else value
             for name, value in given.items()
         }
         return tower(**moved, return_dict=True)

@@ -91,9 +91,7 @@ def on_device(array: Array | torch.Tensor, device: torch.device) -> torch.Tensor
     is done. On the CPU nothing is copied.
     """
     tensor = array if isinstance(array, torch.Tensor) else _tensor(np.ascontiguousarray(array))
-    if device.type == tensor.device.type:
-        return tensor
-    if device.type == "cuda":
+    if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
