@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from penstock.core.errors import ConfigError, StateError
+from penstock.learn.training.gradient_sums import GradientSums
 from penstock.learn.training.optimizer_settings import OptimizerSettings
 from penstock.learn.training.optimizers import Optimizers
 
@@ -159,14 +160,12 @@ def test_wrong_settings_are_named(wrong):
 
 def test_a_parameter_that_no_row_reaches_is_resumed_too():
     """One process treats it as several do: as having a gradient of zeros."""
-    from penstock.learn.training.distributed import Ranks
-
     model = Tiny()
     model.spare = torch.nn.Linear(3, 3)
     optimizers = Optimizers(model, OptimizerSettings())
     for name, p in model.named_parameters():
         p.grad = None if name.startswith("spare") else torch.ones_like(p)
-    Ranks(torch.device("cpu")).sum_gradients(model.parameters())
+    GradientSums(model.parameters(), several=False).finish()
     optimizers.step(0.1)
     state = optimizers.state_tensors()
     assert "spare.weight/exp_avg" in state

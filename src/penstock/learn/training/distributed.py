@@ -1,16 +1,12 @@
 """The processes that train together: this process's rank, and sums over all ranks.
 
 Each rank's loss is already divided by the denominator of the whole step, so gradients are *summed*
-over ranks. Without sharding, each rank has all weights, and gradients are summed once a step, in
-buckets of one dtype. Every rank gets the same sum; only the number of ranks decides the order of
-additions.
-
-How weights are split among ranks instead is in `sharding`.
+over ranks: in `gradient_sums` where each rank has all weights, in `sharding` where they are split.
 """
 
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, final
@@ -33,10 +29,6 @@ from penstock.learn.training.run_folder import LOCK
 from penstock.learn.training.settings import check_device
 from penstock.plan.loader.agreement import torch_gather
 from penstock.plan.loader.data_parallel import DataParallel
-
-BUCKET_BYTES = 32 << 20
-"""Maximum bytes of gradients summed in one call, unless a single gradient is larger."""
-
 
 PATIENCE = timedelta(hours=1)
 """How long a rank waits for others: as long as one may evaluate, or read data, alone. A rank that
@@ -215,36 +207,6 @@ class Ranks:
         """Whether the flag is set on any rank; the same answer on all ranks."""
         return self.sum([float(flag)])[0] > 0
 
-    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Sum the gradients of all ranks, in place. A parameter that no row reached gets a gradient
-        of zeros.
-
-        A single process also gets these zeros: its optimizer then steps as with several ranks, and
-        has a state for each parameter.
-        """
-        bucket: list[Tensor] = []
-        for parameter in with_gradients(parameters):
-            assert parameter.grad is not None
-            if not self.several:
-                continue
-            if bucket and (
-                bucket[0].dtype != parameter.grad.dtype or _bytes(bucket) > BUCKET_BYTES
-            ):
-                _sum_bucket(bucket)
-                bucket = []
-            bucket.append(parameter.grad)
-        if bucket:
-            _sum_bucket(bucket)
-
-
-def with_gradients(parameters: Iterable[torch.nn.Parameter]) -> Iterator[torch.nn.Parameter]:
-    """The trained parameters; one that no row reached gets a gradient of zeros."""
-    for parameter in parameters:
-        if parameter.requires_grad:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            yield parameter
-
 
 def local_device(name: str) -> torch.device:
     """The device that a name means in this process: `auto` is this rank's GPU if there is one, else
@@ -275,14 +237,3 @@ def local_device(name: str) -> torch.device:
             f"device {name!r}: not found; torch finds {here}; give one of these, or auto"
         ) from None
     return device
-
-
-def _bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def _sum_bucket(gradients: Sequence[Tensor]) -> None:
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    dist.all_reduce(flat)
-    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))

@@ -26,6 +26,7 @@ from torch import distributed as dist
 from penstock.core.errors import ConfigError, StateError
 from penstock.learn.training.computing import require_blocks
 from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.gradient_sums import GradientSums, fill_missing
 from penstock.learn.training.memory import device_memory
 from penstock.models import LanguageModel
 from penstock.models.tensor_files import local_part
@@ -157,15 +158,17 @@ def _extend_together(model: Any) -> Any:
 
 @final
 class GradientSync:
-    """When sharded gradients are summed over ranks: in the last pass of a step, if there is room to
-    keep those of whole weights until then; otherwise in each pass.
+    """When gradients are summed over ranks: in the last pass of a step. Where weights are sharded
+    and there is no room to keep the gradients of whole ones until then, in each pass.
 
     Args:
-        model: Sharded or not; without shards it changes nothing.
+        model: Sharded or not.
+        sums: Sums the gradients of a model that is not sharded; None: nobody does.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, sums: GradientSums | None = None) -> None:
         self._model: Any = model if is_sharded(model) else None
+        self._sums = sums
         self.waits = self._keeps = False
         if self._model is not None:
             weights = list(model.parameters())
@@ -181,7 +184,17 @@ class GradientSync:
         for number, one in enumerate(each, 1):
             if self._model is not None:
                 self._prepare(last=number == len(each))
+            elif self._sums is not None and number == len(each):
+                self._sums.begin()
             yield one
+
+    def finish(self) -> None:
+        """Sum what is not summed yet; a weight that no row reached gets a gradient of zeros."""
+        if self._model is not None:
+            # A block that drew another mixer leaves some without.
+            fill_missing(self._model.parameters())
+        elif self._sums is not None:
+            self._sums.finish()
 
     def _prepare(self, *, last: bool) -> None:
         if self.waits:

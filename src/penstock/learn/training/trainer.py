@@ -39,9 +39,10 @@ from penstock.learn.training.computing import (
 )
 from penstock.learn.training.continued import Continued
 from penstock.learn.training.determinism import bit_settings
-from penstock.learn.training.distributed import Ranks, with_gradients
+from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.early_stopping import EarlyStopping
 from penstock.learn.training.evaluators import Evaluator, evaluate, scheduled
+from penstock.learn.training.gradient_sums import GradientSums
 from penstock.learn.training.held_out_preference import HeldOutPreference
 from penstock.learn.training.loss_groups import LossGroups, LossSums, inner_of
 from penstock.learn.training.memory import check_room, no_room, rows_per_pass
@@ -214,7 +215,11 @@ class Trainer:
                 evaluator.begin(model, settings, self._paths)
         names = () if groups is None else groups.names
         self._utilisation = Utilisation(model, ranks.device, share=ranks.context.size)
-        self._sync = GradientSync(model)
+        # Parts of a row, or a loss of the user's own, may run backward several times; ranks that
+        # share rows speak to each other during the backward pass.
+        early = settings.micro_sequences * ranks.context.size == 1 and self._own_loss is None
+        trained = [*model.parameters(), *projections.values()]
+        self._sync = GradientSync(model, GradientSums(trained, several=ranks.several, early=early))
         self._gradients = RowGradients(
             model,
             settings,
@@ -427,14 +432,7 @@ class Trainer:
         with logs.watch(step.index + 1):
             for row in self._sync.over(rows):
                 nats = nats + self._gradients.add(row, step.loss_denominators)
-            if self.settings.shard:
-                # A block that drew another mixer leaves some without, and an optimizer steps those
-                # with zeros.
-                list(with_gradients(self.model.parameters()))
-            else:
-                self.ranks.sum_gradients(
-                    [*self.model.parameters(), *self.state.projections.values()]
-                )
+            self._sync.finish()
         rate = self.settings.optimizer.peak * self.settings.schedule.share(step.index, self.steps)
         # Nothing may be saved until this step's loss and gradients are known to be finite.
         self._trained = None
