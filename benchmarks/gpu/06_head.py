@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from common import PEAK, Figures, Report, need, peak_gb, seconds
-from penstock.learn.training.losses import chunked_cross_entropy
+from penstock.learn.training.cross_entropy import chunked_cross_entropy
 
 
 class Head:

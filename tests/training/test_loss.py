@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.core.errors import ConfigError
-from penstock.learn.training.losses import chunked_cross_entropy, hidden_loss
+from penstock.learn.training.cross_entropy import chunked_cross_entropy
+from penstock.learn.training.losses import hidden_loss
 
 VOCAB, WIDTH = 13, 6
 

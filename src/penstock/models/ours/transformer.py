@@ -30,6 +30,7 @@ from penstock.models.attention import LayerAttend
 from penstock.models.attention.compiling import uncompiled
 from penstock.models.cache import Cache
 from penstock.models.facts import ModelFacts
+from penstock.models.head import cast, wide
 from penstock.models.image_features import FeatureCache
 from penstock.models.language_model import PackingVerdict
 from penstock.models.lora.settings import LoraSettings, NewRows
@@ -248,11 +249,16 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], in float32 or wider."""
+        return wide(self.narrow_logits(hidden))
+
+    def narrow_logits(self, hidden: Tensor) -> Tensor:
+        """[..., width] → [..., vocab], in the dtype of the hidden states unless they have a soft
+        cap.
+        """
         weight = self.embedding.weight if self.unembedding is None else self.unembedding.weight
-        scores = linear(hidden, weight.to(hidden.dtype))
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = linear(hidden, cast(weight, hidden.dtype))
         if (most := self.settings.logit_softcap) is not None:
-            scores = most * (scores / most).tanh()
+            scores = most * (wide(scores) / most).tanh()
         return scores
 
     def packing(self, slots: int) -> PackingVerdict:
