@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from penstock.models.gradients import leaves
@@ -34,8 +34,8 @@ Logits = Callable[[Tensor], Tensor]
 def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """A weight of a head in `dtype`: the copy that the `Head` in use has, otherwise a new one."""
     copies = _held.get()
-    # What was computed from weights is another tensor each time.
-    if copies is None or weight.dtype == dtype or not weight.is_leaf:
+    # What is computed from weights, such as one with a few trained rows, is another tensor each time.
+    if copies is None or weight.dtype == dtype or not isinstance(weight, nn.Parameter):
         return weight.to(dtype)
     key = id(weight), dtype
     if key not in copies:
