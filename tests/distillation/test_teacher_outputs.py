@@ -110,7 +110,9 @@ def test_top_k_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     head = type(model).narrow_logits
     monkeypatch.setattr(
-        type(model), "narrow_logits", lambda self, hidden: seen.append(len(hidden)) or head(self, hidden)
+        type(model),
+        "narrow_logits",
+        lambda self, hidden: seen.append(len(hidden)) or head(self, hidden),
     )
     outputs_of(model, row, Wanted(top_k=2), vocab_size=VOCABULARY, block=64)
     assert max(seen) <= 64

@@ -141,9 +141,9 @@ def test_the_gradient_is_the_float32_sum_of_the_chunks() -> None:
     at = row.places[0]
     states, targets, weights = hidden[0][at].detach(), row.targets[0][at], row.loss_weights[0][at]
     head, chunk = Head.of_model(model), 5
-    chunked_cross_entropy(
-        head, states.clone().requires_grad_(), targets, weights, chunk=chunk
-    )[0].backward()
+    chunked_cross_entropy(head, states.clone().requires_grad_(), targets, weights, chunk=chunk)[
+        0
+    ].backward()
     matrix = model.unembedding.weight
     found, matrix.grad = matrix.grad, None
     total = torch.zeros_like(matrix)
@@ -172,7 +172,13 @@ def test_losses_of_a_pass_share_the_copy() -> None:
             head, hidden, row.targets, row.loss_weights, 7.0, distance_weights=(1.0,), chunk=4
         ).loss
         taught, _ = distillation_loss(
-            head, hidden[0], outputs, pairing, LossSettings(kind="kl"), vocab_size=VOCABULARY, block=1
+            head,
+            hidden[0],
+            outputs,
+            pairing,
+            LossSettings(kind="kl"),
+            vocab_size=VOCABULARY,
+            block=1,
         )
         at = row.places[0]
         temperatures = torch.tensor([1.0, 0.5] * len(at))[: len(at)].numpy()
