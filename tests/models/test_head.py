@@ -1,5 +1,5 @@
-"""The head of a pass: each weight is cast once, whatever the number of chunks, distances and losses,
-and its gradient is that of a head that is cast each time.
+"""The head of a pass: each weight is cast once, whatever the number of chunks, distances and
+losses, and its gradient is that of a head that is cast each time.
 """
 
 from typing import Any

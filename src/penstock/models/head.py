@@ -34,7 +34,7 @@ Logits = Callable[[Tensor], Tensor]
 def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """A weight of a head in `dtype`: the copy that the `Head` in use has, otherwise a new one."""
     copies = _held.get()
-    # What is computed from weights, such as one with a few trained rows, is another tensor each time.
+    # What is computed from weights, such as one with trained rows, is another tensor each time.
     if copies is None or weight.dtype == dtype or not isinstance(weight, nn.Parameter):
         return weight.to(dtype)
     key = id(weight), dtype
