@@ -49,8 +49,7 @@ def theirs(kind: str = "llama", **settings: Any) -> Any:
     return HuggingFaceModel(tiny_huggingface(kind, **settings).train())
 
 
-def with_new_rows() -> Any:
-    model = theirs()
+def with_new_rows(model: Any) -> Any:
     model.new_rows = NewRows(first=50, end=VOCABULARY, grown=False)
     add_lora(model, LoraSettings(rank=2, train_embeddings="new"))
     return model
@@ -65,12 +64,13 @@ def with_whole_head() -> Any:
 MODELS = {
     "ours": ours,
     "ours, untied": lambda: ours(tied=False),
+    "ours, new rows next to LoRA": lambda: with_new_rows(ours()),
     "ours, two distances": lambda: ours(prediction_heads=2),
     "ours, soft cap": lambda: ours(logit_softcap=5.0),
     "ours, whole head next to LoRA": with_whole_head,
     "llama": theirs,
     "llama, tied": lambda: theirs(tie_word_embeddings=True),
-    "llama, new rows next to LoRA": with_new_rows,
+    "llama, new rows next to LoRA": lambda: with_new_rows(theirs()),
     "gemma2": lambda: theirs("gemma2", head_dim=8, final_logit_softcapping=5.0),
     "cohere": lambda: theirs("cohere"),
 }

@@ -17,6 +17,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.utils import parametrize
+from torch.nn.utils.stateless import _reparametrize_module
 
 from penstock.models.gradients import leaves
 from penstock.models.language_model import LanguageModel
@@ -34,7 +36,7 @@ Logits = Callable[[Tensor], Tensor]
 def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """A weight of a head in `dtype`: the copy that the `Head` in use has, otherwise a new one."""
     copies = _held.get()
-    # What is computed from weights, such as one with trained rows, is another tensor each time.
+    # What is computed from weights is another tensor each time.
     if copies is None or weight.dtype == dtype or not isinstance(weight, nn.Parameter):
         return weight.to(dtype)
     key = id(weight), dtype
@@ -44,6 +46,21 @@ def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
             copy.requires_grad_()
         copies[key] = weight, copy
     return copies[key][1]
+
+
+def matrix_of(module: nn.Module, dtype: torch.dtype) -> Tensor:
+    """The weight of a module in `dtype`, as `cast`; one with a few trained rows (`TrainedPart`) is
+    put together of copies.
+    """
+    rows = None
+    if parametrize.is_parametrized(module, "weight"):
+        rows = getattr(module.parametrizations["weight"][0], "rows", None)  # type: ignore[union-attr, index]
+    if _held.get() is None or rows is None:
+        return cast(module.weight, dtype)  # type: ignore[arg-type]
+    parts = {name: cast(one, dtype) for name, one in module.named_parameters()}
+    with _reparametrize_module(module, parts):
+        found: Tensor = module.weight  # type: ignore[assignment]
+    return found
 
 
 def wide(scores: Tensor) -> Tensor:

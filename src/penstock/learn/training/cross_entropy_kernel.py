@@ -107,20 +107,22 @@ def fused_cross_entropy(
     entropies = torch.empty(count, dtype=torch.float32, device=logits.device)
     logs = torch.empty_like(entropies)
     out = logits if gradient is None else gradient
-    _row[(count,)](
-        logits,
-        logits.stride(0),
-        out,
-        out.stride(0),
-        targets.contiguous(),
-        weights.to(torch.float32).contiguous(),
-        entropies,
-        logs,
-        width,
-        float(scale),
-        float(z_loss),
-        block=min(BLOCK, triton.next_power_of_2(width)),
-        writes=gradient is not None,
-        num_warps=WARPS,
-    )
+    # Triton starts kernels on the current device, which need not be that of the logits.
+    with torch.cuda.device_of(logits):
+        _row[(count,)](
+            logits,
+            logits.stride(0),
+            out,
+            out.stride(0),
+            targets.contiguous(),
+            weights.to(torch.float32).contiguous(),
+            entropies,
+            logs,
+            width,
+            float(scale),
+            float(z_loss),
+            block=min(BLOCK, triton.next_power_of_2(width)),
+            writes=gradient is not None,
+            num_warps=WARPS,
+        )
     return entropies, logs

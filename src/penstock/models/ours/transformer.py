@@ -30,7 +30,7 @@ from penstock.models.attention import LayerAttend
 from penstock.models.attention.compiling import uncompiled
 from penstock.models.cache import Cache
 from penstock.models.facts import ModelFacts
-from penstock.models.head import cast, wide
+from penstock.models.head import matrix_of, wide
 from penstock.models.image_features import FeatureCache
 from penstock.models.language_model import PackingVerdict
 from penstock.models.lora.settings import LoraSettings, NewRows
@@ -255,8 +255,8 @@ class Transformer(nn.Module):
         """[..., width] → [..., vocab], in the dtype of the hidden states unless they have a soft
         cap.
         """
-        weight = self.embedding.weight if self.unembedding is None else self.unembedding.weight
-        scores = linear(hidden, cast(weight, hidden.dtype))
+        table = self.embedding if self.unembedding is None else self.unembedding
+        scores = linear(hidden, matrix_of(table, hidden.dtype))
         if (most := self.settings.logit_softcap) is not None:
             scores = most * (wide(scores) / most).tanh()
         return scores
