@@ -54,7 +54,7 @@ def matrix_of(module: nn.Module, dtype: torch.dtype) -> Tensor:
     """
     rows = None
     if parametrize.is_parametrized(module, "weight"):
-        rows = getattr(module.parametrizations["weight"][0], "rows", None)  # type: ignore[union-attr, index]
+        rows = getattr(module.parametrizations["weight"][0], "rows", None)  # type: ignore[index]
     if _held.get() is None or rows is None:
         return cast(module.weight, dtype)  # type: ignore[arg-type]
     parts = {name: cast(one, dtype) for name, one in module.named_parameters()}
