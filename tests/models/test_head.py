@@ -118,18 +118,18 @@ def test_a_pass_casts_the_head_once_and_gradients_stay(kind: str, dtype: torch.d
         mine = gradients(model, found, hidden)
     # Next to trained rows, the frozen original is cast as well, and put together with them.
     assert counted.casts == (dtype == torch.bfloat16)
-    due = torch.zeros(())
+    expected = torch.zeros(())
     for distance, at in enumerate(row.places):
         logits = model.logits(hidden[distance][at])
         entropy = nn.functional.cross_entropy(logits, row.targets[distance][at], reduction="none")
         terms = entropy + 1e-3 * logits.logsumexp(-1).square()
         weight = model.prediction_weights[distance] / denominators[distance]
-        due = due + weight * (terms * row.loss_weights[distance][at]).sum()
+        expected = expected + weight * (terms * row.loss_weights[distance][at]).sum()
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
-    torch.testing.assert_close(found, due, rtol=tolerance, atol=0)
-    expected = gradients(model, due, hidden)
-    assert mine.keys() == expected.keys()
-    for name, one in expected.items():
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=0)
+    plain = gradients(model, expected, hidden)
+    assert mine.keys() == plain.keys()
+    for name, one in plain.items():
         assert mine[name].dtype == one.dtype
         assert (mine[name] - one).norm() <= tolerance * one.norm(), name
 
@@ -186,8 +186,8 @@ def test_losses_of_a_pass_share_the_copy() -> None:
         found = gradients(model, cross_entropy + taught + no_loss(head, hidden[0]), hidden)
     assert counted.casts == 1
     scores = model.logits(hidden[0][at]).double() / torch.from_numpy(temperatures)[:, None]
-    due = scores.log_softmax(-1).gather(1, row.targets[0][at][:, None])[:, 0]
-    torch.testing.assert_close(logs, due.detach(), rtol=1e-5, atol=1e-5)
+    expected = scores.log_softmax(-1).gather(1, row.targets[0][at][:, None])[:, 0]
+    torch.testing.assert_close(logs, expected.detach(), rtol=1e-5, atol=1e-5)
     alone = [
         gradients(model, loss, hidden)
         for loss in (
@@ -251,6 +251,6 @@ def test_a_head_that_does_more_than_a_product_is_never_taken_for_one() -> None:
             chunked_cross_entropy(head, states, targets, weights, chunk=4)[0], [states, square]
         )
         entropy = nn.functional.cross_entropy(head(states), targets, reduction="none")
-        due = torch.autograd.grad((entropy * weights).sum(), [states, square])
-        for one, other in zip(found, due, strict=True):
+        expected = torch.autograd.grad((entropy * weights).sum(), [states, square])
+        for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=name)

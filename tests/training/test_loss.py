@@ -270,9 +270,9 @@ def test_the_gradient_of_the_head_is_one_matrix_to_which_each_chunk_adds_its_pro
         *["addmm_"] * 3,
         "mul_",
     ]
-    due = nn.functional.cross_entropy(hidden @ weight.t(), targets, reduction="sum")
+    expected = nn.functional.cross_entropy(hidden @ weight.t(), targets, reduction="sum")
     for one, other in zip(
-        (hidden.grad, weight.grad), torch.autograd.grad(due, [hidden, weight]), strict=True
+        (hidden.grad, weight.grad), torch.autograd.grad(expected, [hidden, weight]), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
@@ -296,7 +296,7 @@ def test_a_graph_that_is_kept_may_run_backward_again_and_no_other():
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "vocabulary", "fused", "due"),
+    ("gigabytes", "vocabulary", "fused", "expected"),
     [
         (80, 128256, True, 4096),
         (80, 128256, False, 1024),
@@ -306,7 +306,9 @@ def test_a_graph_that_is_kept_may_run_backward_again_and_no_other():
         (1, 262144, False, 256),
     ],
 )
-def test_chunks_of_a_gpu_fill_some_memory_evenly(gigabytes, vocabulary, fused, due, monkeypatch):
+def test_chunks_of_a_gpu_fill_some_memory_evenly(
+    gigabytes, vocabulary, fused, expected, monkeypatch
+):
     monkeypatch.setattr(
         torch.cuda,
         "get_device_properties",
@@ -315,7 +317,7 @@ def test_chunks_of_a_gpu_fill_some_memory_evenly(gigabytes, vocabulary, fused, d
     found = chunk_size(
         8192, vocabulary, torch.bfloat16, torch.device("cuda"), print if fused else None
     )
-    assert found == due
+    assert found == expected
 
 
 def test_chunks_of_a_cpu_are_as_they_were():

@@ -74,6 +74,6 @@ class FoundGradients:
 
 
 def _graph_is_kept() -> bool:
-    """Whether the backward pass that runs may run again; true where torch does not say."""
+    """True if the backward pass that runs may run again, or torch does not say."""
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if ask is None else bool(ask())

@@ -71,7 +71,7 @@ def wide(scores: Tensor) -> Tensor:
 @final
 @dataclass(frozen=True, slots=True)
 class HeadParts:
-    """What a head is made of."""
+    """The weights of a head, and the kind of its logits."""
 
     vocab_size: int
     """Logits of a position."""
@@ -125,7 +125,7 @@ class Head:
         return made
 
     def parts(self, hidden: Tensor) -> HeadParts:
-        """What it is made of, found by its graph for one of the hidden states [n, width]."""
+        """Its parts, found by the graph for one of the hidden states [n, width]."""
         gradients = torch.is_grad_enabled()
         if gradients not in self._parts:
             one = hidden[:1].detach() if len(hidden) else hidden.new_zeros(1, hidden.shape[-1])

@@ -211,7 +211,7 @@ def _by_torch(
 @final
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What there is to compute; see `chunked_cross_entropy`."""
+    """The arguments of `chunked_cross_entropy`, and its parts."""
 
     head: Head
     targets: Tensor
@@ -308,13 +308,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _is_fresh(logits: Tensor) -> bool:
-    """Whether nothing needs the memory of these logits once their gradient is known."""
+    """True if nothing needs the memory of these logits once their gradient is known."""
     made_by = logits.grad_fn
     return made_by is not None and made_by.name() in FRESH and logits._base is None
 
 
 def _is_product(logits: Tensor, states: Tensor, used: list[Tensor]) -> bool:
-    """Whether logits are states × matrixᵀ and nothing else, by their graph; the matrix is the only
+    """True if logits are states × matrixᵀ and nothing else, by their graph; the matrix is the only
     leaf that is used.
     """
     made_by = logits.grad_fn
@@ -342,7 +342,7 @@ def _add_product(total: Tensor | None, gradient: Tensor, states: Tensor) -> Tens
 
 @functools.cache
 def _adds_into_float32(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a product of half precision can be added to a float32 matrix in one call, without a
+    """True if a product of half precision can be added to a float32 matrix in one call, without a
     copy of the product: on CUDA, by cuBLAS; tried once.
     """
     if device.type != "cuda":
