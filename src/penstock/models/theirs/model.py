@@ -37,7 +37,6 @@ from penstock.models.isolation.report import CURE, describe
 from penstock.models.language_model import PackingVerdict, require_packed_rows
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.lora.trained_parts import num_rows
-from penstock.models.paged_cache import PagedCache
 from penstock.models.recurrent.operations import TORCH, Operations
 from penstock.models.row_tensors import RowTensors
 from penstock.models.text_cache import TextCache
@@ -290,7 +289,7 @@ class HuggingFaceModel(nn.Module):
         places = torch.arange(len(tokens), device=device)
         return self.run(tokens, places, RowAttend.of(shape.windows, attention))
 
-    def new_cache(self, sequences: int, capacity: int) -> Cache | PagedCache | TextCache:
+    def new_cache(self, sequences: int, capacity: int) -> Cache | TextCache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens; see
         `Generation.new_cache`.
         """
