@@ -30,7 +30,7 @@ from penstock.core.errors import ConfigError
 from penstock.learn.generation import sequence as sequences
 from penstock.learn.generation.choosing import Chooser
 from penstock.learn.generation.grammar import Grammars
-from penstock.learn.generation.sampling import log_probabilities
+from penstock.learn.generation.scoring import score
 from penstock.learn.generation.sequence import Spelling
 from penstock.learn.generation.settings import (
     NO_TOKEN,
@@ -44,13 +44,11 @@ from penstock.learn.generation.slots import Slots
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models import LanguageModel
-from penstock.plan.inputs.model_input import pack_documents
+from penstock.plan.inputs.torch_tensors import on_device
 from penstock.tokenizers import Tokenizer
 
 PROMPT_PART = 512
 """Tokens of a prompt that are read in one step."""
-SCORED = 256
-"""Tokens whose logits `score` holds at the same time."""
 LEAST_SHARED = 16
 """Tokens that a sequence takes from a running one, at least: fewer are read again, without waiting
 for it.
@@ -336,25 +334,8 @@ class Engine:
         Raises:
             ConfigError: There is no id, too many, or one outside the vocabulary.
         """
-        ids = np.array(prompt, np.int32)
-        if not 1 <= len(ids) <= self.context_length:
-            raise ConfigError(
-                f"a text of {len(ids)} tokens cannot be scored; give 1 to {self.context_length}"
-            )
-        self._check_ids(ids.tolist())
-        row, _ = pack_documents([ids], [0])
-        tensors = self._model.tensors(row)
-        hidden, next_tokens = self._model(tensors)[0, : len(ids) - 1], tensors.tokens[1 : len(ids)]
-        found = []
-        for states, due in zip(hidden.split(SCORED), next_tokens.split(SCORED), strict=True):
-            own, values, likeliest = (
-                x.tolist() for x in log_probabilities(self._model.logits(states), due, most)
-            )
-            found += [
-                LogProbabilities(own[at], tuple(zip(likeliest[at], values[at], strict=True)))
-                for at in range(len(due))
-            ]
-        return found
+        self._check_ids(prompt)
+        return score(self._model, prompt, most, self.context_length)
 
     def _join(self, sequence: sequences.Sequence) -> None:
         """Assign a slot; copy the shared prefix once the running sequence has computed it."""
@@ -409,16 +390,17 @@ class Engine:
         for each, part in zip(group, parts, strict=True):
             each.held += len(part)
         ready = [row for row, each in enumerate(group) if each.held == len(each.ids)]
+        if not ready:
+            return []
         if len(ready) < len(group):
-            logits = logits[ready]
-        return self._choose([group[row] for row in ready], logits) if ready else []
+            logits = logits[on_device(torch.tensor(ready), logits.device)]
+        return self._choose([group[row] for row in ready], logits)
 
     def _extend(self, parts: list[list[int]], group: list[sequences.Sequence]) -> Tensor:
         """Logits [B, vocab] after each row's tokens."""
         width = max(map(len, parts))
-        tokens = torch.tensor(
-            [part + [0] * (width - len(part)) for part in parts], device=self._model.device
-        )
+        # On the host: the cache sends them with all else that the device must know.
+        tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts])
         lengths = torch.tensor([len(part) for part in parts])
         slots = torch.tensor([each.slot for each in group])
         if all(each.images is None for each in group):

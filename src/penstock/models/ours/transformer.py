@@ -294,7 +294,7 @@ class Transformer(nn.Module):
         """Append new tokens to sequences, which grow by `lengths`.
 
         Args:
-            tokens: int64 [B, n] on the model's device, right-padded with any id.
+            tokens: int64 [B, n], preferably on the CPU, right-padded with any id.
             lengths: int64 [B], preferably on the CPU: tokens of each row. Results of a row with 0
                 are undefined.
             cache: From `new_cache`.
@@ -308,11 +308,17 @@ class Transformer(nn.Module):
             ConfigError: Shapes do not fit, or a sequence exceeds the cache's capacity.
         """
         growth = cache.growth(tokens, lengths, sequences)
-        embedded = None if images is None else self._embedded(tokens, growth.parts(images))
+        embedded = None
+        if images is not None:
+            embedded = self._embedded(growth.tokens, growth.parts(images))
         carried = growth if self.settings.is_recurrent else None
         with uncompiled():
+            if embedded is None and carried is None:
+                found = growth.step(self._decode)
+                if found is not None:
+                    return found
             hidden = self.run(
-                tokens,
+                growth.tokens,
                 growth.positions,
                 growth.attend,
                 distances=1,
@@ -320,7 +326,11 @@ class Transformer(nn.Module):
                 carried=carried,
             )[0]
         growth.done()
-        return self.logits(hidden[growth.last])
+        return self.logits(growth.at_last(hidden))
+
+    def _decode(self, tokens: Tensor, positions: Tensor, attend: LayerAttend) -> Tensor:
+        """Logits [B, vocab] after one token of each sequence [B, 1]."""
+        return self.logits(self.run(tokens, positions, attend, distances=1)[0][:, -1])
 
     def _embedded(self, tokens: Tensor, parts: Sequence[RowMedia | None]) -> Tensor | None:
         """Embeddings [B, n, width] of new tokens, with features of images at their slots; None:
