@@ -17,15 +17,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from penstock.learn.generation import choosing, engine, sampling
-from penstock.models import new_tokens, text_cache
 from penstock.models import cache as cache_module
+from penstock.models import new_tokens, paged_cache, static_steps, text_cache
 from penstock.plan.inputs import torch_tensors
 
 READS = {
     "item", "tolist", "nonzero", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__",
     "masked_select", "is_nonzero", "unique", "equal", "allclose",
 }  # fmt: skip
-MODULES = [choosing, engine, sampling, new_tokens, text_cache, cache_module]
+MODULES = [
+    choosing, engine, sampling, new_tokens, text_cache, cache_module, paged_cache, static_steps,
+]  # fmt: skip
 
 
 @final

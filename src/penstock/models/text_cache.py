@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from penstock.models.cache import Cache
+from penstock.models.key_caches import KeyCache
 from penstock.models.new_tokens import check_copy, check_growth, shorten
 from penstock.plan.inputs.torch_tensors import on_device
 
@@ -47,7 +47,7 @@ class TextCache:
     """
 
     def __init__(
-        self, sequences: int, capacity: int, device: torch.device, keys: Cache | None = None
+        self, sequences: int, capacity: int, device: torch.device, keys: KeyCache | None = None
     ) -> None:
         # On the host, from where they come.
         self._tokens = torch.zeros((sequences, capacity), dtype=torch.int64)

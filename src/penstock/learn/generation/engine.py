@@ -129,6 +129,7 @@ class Engine:
         self._waiting: deque[sequences.Sequence] = deque()
         self._running: dict[int, sequences.Sequence] = {}
         self._submitted = 0
+        self._full = False
         self._grammars: Grammars | None = None
         self._making_grammars = threading.Lock()
 
@@ -236,7 +237,7 @@ class Engine:
             Events in the order in which sequences joined; empty if nothing runs, or none can go on
             yet.
         """
-        while self._waiting and len(self._slots):
+        while self._waiting and len(self._slots) and not self._full:
             self._join(self._waiting.popleft())
         for each in self._running.values():
             if each.leader is not None and each.leader.held >= each.shared:
@@ -382,8 +383,9 @@ class Engine:
         """Feed each sequence up to `most` tokens that the cache lacks; choose a token for those
         that lack no more.
         """
+        group, events = self._with_room(group, most)
         if not group:
-            return []
+            return events
         group.sort(key=lambda each: each.slot)
         parts = [each.part(most) for each in group]
         logits = self._extend(parts, group)
@@ -391,10 +393,37 @@ class Engine:
             each.held += len(part)
         ready = [row for row, each in enumerate(group) if each.held == len(each.ids)]
         if not ready:
-            return []
+            return events
         if len(ready) < len(group):
             logits = logits[on_device(torch.tensor(ready), logits.device)]
-        return self._choose([group[row] for row in ready], logits)
+        return events + self._choose([group[row] for row in ready], logits)
+
+    def _with_room(
+        self, group: list[sequences.Sequence], most: int
+    ) -> tuple[list[sequences.Sequence], list[Event]]:
+        """Those that the cache has room for; and an event of one that it will never have room for.
+
+        First, free slots lose what they hold. Then the sequence that joined last waits, and is read
+        again later.
+        """
+        while group := [each for each in group if each.number in self._running]:
+            lack = self._cache.lack({each.slot: len(each.part(most)) for each in group})
+            if not lack:
+                break
+            if self._slots.forget():
+                continue
+            if len(self._running) == 1:
+                [alone] = group
+                self._leave(alone)
+                return [], [Event(alone.number, NO_TOKEN, "", error=ConfigError(lack))]
+            last = [*self._running.values()][-1]
+            self._leave(last)
+            self._slots.forget()
+            last.slot, last.held, last.leader, last.shared = -1, 0, None, 0
+            self._waiting.appendleft(last)
+            # Until one ends, it would be read in vain.
+            self._full = True
+        return group, []
 
     def _extend(self, parts: list[list[int]], group: list[sequences.Sequence]) -> Tensor:
         """Logits [B, vocab] after each row's tokens."""
@@ -431,6 +460,7 @@ class Engine:
             if follower.leader is sequence:
                 self._take_shared(follower)
         del self._running[sequence.number]
+        self._full = False
         self._slots.give_back(sequence)
 
     def _check_ids(self, ids: Collection[int]) -> None:

@@ -28,9 +28,9 @@ from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage, RowMedia
 from penstock.models.attention import LayerAttend
 from penstock.models.attention.compiling import uncompiled
-from penstock.models.cache import Cache
 from penstock.models.facts import ModelFacts
 from penstock.models.image_features import FeatureCache
+from penstock.models.key_caches import KeyCache, new_key_cache
 from penstock.models.language_model import PackingVerdict
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.ours.blocks import Block, rotary_angles
@@ -261,7 +261,7 @@ class Transformer(nn.Module):
         """
         return PackingVerdict(slots)
 
-    def new_cache(self, sequences: int, capacity: int) -> Cache:
+    def new_cache(self, sequences: int, capacity: int) -> KeyCache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens."""
         # Only main mixers write texts.
         mains = [
@@ -269,7 +269,8 @@ class Transformer(nn.Module):
             for layer in range(self.settings.layers)
         ]
         windows = tuple(main.sliding_window for main in mains if not main.is_recurrent)
-        return Cache(
+        return new_key_cache(
+            self,
             layers=len(windows),
             sequences=sequences,
             capacity=capacity,
@@ -287,7 +288,7 @@ class Transformer(nn.Module):
         self,
         tokens: Tensor,
         lengths: Tensor,
-        cache: Cache,
+        cache: KeyCache,
         sequences: Tensor | None = None,
         images: Sequence[PromptImages | None] | None = None,
     ) -> Tensor:

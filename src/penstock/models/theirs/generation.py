@@ -17,8 +17,8 @@ from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models.attention import LayerAttend
 from penstock.models.attention.compiling import uncompiled
-from penstock.models.cache import Cache
 from penstock.models.isolation.report import describe
+from penstock.models.key_caches import KeyCache, new_key_cache
 from penstock.models.text_cache import TextCache
 from penstock.models.theirs.attention import PROMPT, distance, one_line, rounding
 from penstock.models.theirs.cache import TheirCaches
@@ -45,7 +45,7 @@ class Generation:
         self._warned_slow = False
         self.caches_images, self._tried_cached_images = True, False
 
-    def new_cache(self, sequences: int, capacity: int) -> Cache | TextCache:
+    def new_cache(self, sequences: int, capacity: int) -> KeyCache | TextCache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens.
 
         For a model that needs more than keys and values, and for sequences so long that its rotary
@@ -59,9 +59,10 @@ class Generation:
             sequences, capacity, self._model.device, self._keys(sequences, self._model.rotary[0])
         )
 
-    def _keys(self, sequences: int, capacity: int) -> Cache:
+    def _keys(self, sequences: int, capacity: int) -> KeyCache:
         assert self._model.fit.shape is not None
-        return Cache(
+        return new_key_cache(
+            self._model.inner,
             layers=self._model.fit.shape.layers,
             sequences=sequences,
             capacity=capacity,
@@ -78,7 +79,7 @@ class Generation:
         self,
         tokens: Tensor,
         lengths: Tensor,
-        cache: Cache | TextCache,
+        cache: KeyCache | TextCache,
         sequences: Tensor | None = None,
         images: Sequence[PromptImages | None] | None = None,
     ) -> Tensor:
@@ -92,7 +93,7 @@ class Generation:
         self,
         tokens: Tensor,
         lengths: Tensor,
-        cache: Cache,
+        cache: KeyCache,
         sequences: Tensor | None,
         images: Sequence[PromptImages | None] | None,
     ) -> Tensor:
@@ -126,7 +127,7 @@ class Generation:
         self,
         tokens: Tensor,
         lengths: Tensor,
-        cache: Cache,
+        cache: KeyCache,
         sequences: Tensor | None,
         images: Sequence[PromptImages | None],
     ) -> Tensor:
