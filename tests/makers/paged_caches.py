@@ -47,7 +47,7 @@ class PlainGraph:
 
         with Watch() as watch:
             out = self._run()
-        assert not watch.reads and not watch.copies and not watch.blocking, vars(watch)
+        assert not watch.reads + watch.copies + watch.blocking
         return out, found
 
 

@@ -40,8 +40,10 @@ def _forward(
         assert max_q == int(cu_q.diff().max())
     else:
         # Pages are put into a row, sequence by sequence.
-        assert seqused_k is not None and block_table.dtype == seqused_k.dtype == torch.int32
-        assert max_q >= int(cu_q.diff().max()) and max_k >= int(seqused_k.max())
+        assert seqused_k is not None
+        assert block_table.dtype == seqused_k.dtype == torch.int32
+        assert max_q >= int(cu_q.diff().max())
+        assert max_k >= int(seqused_k.max())
         assert cu_k.diff().equal(seqused_k)
         k, v = (
             torch.cat([

@@ -14,7 +14,7 @@ token for each sequence have fixed shapes, and are replayed as CUDA graphs (`sta
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import final
 
 import torch
@@ -39,6 +39,19 @@ from penstock.plan.inputs.torch_tensors import on_device
 FIRST_PAGES = 16
 """Pages of a new pool."""
 _log = logging.getLogger("penstock.models")
+
+
+_tried = cache(try_pages)
+
+
+@cache
+def _say(reason: str) -> None:
+    """Once for each reason."""
+    _log.warning(
+        "generation gathers the pages of keys and values before it attends to them, which is "
+        "slower than FlashAttention in place: %s",
+        reason,
+    )
 
 
 @final
@@ -85,11 +98,11 @@ class PagedCache(HeldSequences):
         self.pools: list[tuple[Tensor, Tensor]] = [
             (self._new(1), self._new(1)) for _ in range(layers)
         ]
-        self.gathers = refusal(device, dtype, head_width, softcap) or try_pages(
+        self.gathers = refusal(device, dtype, head_width, softcap) or _tried(
             kv_heads, head_width, device, dtype, page
         )
         if device.type == "cuda" and self.gathers:
-            _log.warning("generation gathers keys and values, which is slower: %s", self.gathers)
+            _say(self.gathers)
         if make_graph is None and device.type == "cuda":
             make_graph = CudaGraph
         self.steps = None if make_graph is None or recurrent else StaticSteps(make_graph, device)

@@ -419,7 +419,7 @@ class Engine:
             last = [*self._running.values()][-1]
             self._leave(last)
             self._slots.forget()
-            last.slot, last.held, last.leader, last.shared = -1, 0, None, 0
+            last.slot, last.leader = -1, None
             self._waiting.appendleft(last)
             # Until one ends, it would be read in vain.
             self._full = True
