@@ -224,7 +224,7 @@ class OwnModel(nn.Module):
     ) -> Tensor:
         """Feed new tokens of sequences; logits [B, vocab] after each one's last new token."""
         chosen = cache.append(tokens, lengths, sequences)
-        found = [self._last_logits(cache.text(sequence)) for sequence in chosen]
+        found = [self._last_logits(cache.host_text(sequence)) for sequence in chosen]
         return torch.stack(found)
 
     def expect_images(self, blank: BlankImage) -> None:
@@ -244,7 +244,7 @@ class OwnModel(nn.Module):
             return torch.zeros(self.vocab_size, device=self.device)
         count = len(text)
         row = ModelInput(
-            tokens=text.to("cpu", torch.int32).numpy(),
+            tokens=text.to(torch.int32).numpy(),
             targets=np.full((1, count), -100, np.int32),
             loss_weights=np.zeros((1, count), np.float32),
             positions=np.arange(count, dtype=np.int32),

@@ -28,12 +28,12 @@ from penstock.core.errors import ConfigError, IsolationError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models.attention import LayerAttend, RowAttend, RowAttention
-from penstock.models.cache import Cache
 from penstock.models.casting import cast_model
 from penstock.models.facts import ModelFacts
 from penstock.models.head import wide
 from penstock.models.isolation.lengths import rotary_limit
 from penstock.models.isolation.report import CURE, describe
+from penstock.models.key_caches import KeyCache
 from penstock.models.language_model import PackingVerdict, require_packed_rows
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.lora.trained_parts import num_rows
@@ -289,7 +289,7 @@ class HuggingFaceModel(nn.Module):
         places = torch.arange(len(tokens), device=device)
         return self.run(tokens, places, RowAttend.of(shape.windows, attention))
 
-    def new_cache(self, sequences: int, capacity: int) -> Cache | TextCache:
+    def new_cache(self, sequences: int, capacity: int) -> KeyCache | TextCache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens; see
         `Generation.new_cache`.
         """
@@ -299,7 +299,7 @@ class HuggingFaceModel(nn.Module):
         self,
         tokens: Tensor,
         lengths: Tensor,
-        cache: Cache | TextCache,
+        cache: KeyCache | TextCache,
         sequences: Tensor | None = None,
         images: Sequence[PromptImages | None] | None = None,
     ) -> Tensor:
