@@ -47,7 +47,8 @@ class PlainGraph:
 
         with Watch() as watch:
             out = self._run()
-        assert not watch.reads + watch.copies + watch.blocking
+        found = watch.reads + watch.copies + watch.blocking
+        assert not found, f"a recorded step reads or waits: {found}"
         return out, found
 
 
