@@ -20,6 +20,7 @@ from penstock.learn.training.path_losses import PathScores
 from penstock.learn.training.path_settings import REFERENCE_COLUMN
 from penstock.learn.training.run_folder import RunFolder
 from penstock.models import LanguageModel, RowTensors
+from penstock.models.four_bits import four_bit_layers, num_weights
 from penstock.models.lora.lora import lora_switched_off
 from penstock.models.saving import load_model
 from penstock.plan.inputs.model_input import ModelInput
@@ -113,14 +114,15 @@ class Reference:
         return (
             0
             if self._frozen is None
-            else sum(weight.numel() for weight in self._frozen.parameters())
+            else num_weights(self._frozen)
         )
 
     def fingerprint(self) -> str:
         """Changes when another reference would be used: kind, and sums over the weights."""
         if self._frozen is None:
             return self.kind
-        sums = [float(weight.double().sum()) for weight in self._frozen.parameters()]
+        packed = (layer.packed for _, layer in four_bit_layers(self._frozen))
+        sums = [float(one.double().sum()) for one in (*self._frozen.parameters(), *packed)]
         return f"{'initial' if self.kind == 'initial' else 'model'} {np.float64(sum(sums)).hex()}"
 
     def __call__(

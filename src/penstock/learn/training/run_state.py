@@ -388,7 +388,12 @@ def _base_is_fixed(model: LanguageModel, module: torch.nn.Module) -> bool:
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     # A buffer that is saved may change in training, such as a running mean; a tied weight has two
     # names.
-    kept = [name for name, value in module.state_dict().items() if value.data_ptr() not in weights]
+    known = stored_names(module)
+    kept = [
+        name
+        for name, value in module.state_dict().items()
+        if name not in known and value.data_ptr() not in weights
+    ]
     return all(is_adapter_weight(name) for name in trained) and not kept
 
 

@@ -31,6 +31,7 @@ from penstock.models.attention import LayerAttend, RowAttend, RowAttention
 from penstock.models.cache import Cache
 from penstock.models.casting import cast_model
 from penstock.models.facts import ModelFacts
+from penstock.models.four_bits import has_four_bits
 from penstock.models.isolation.lengths import rotary_limit
 from penstock.models.isolation.report import CURE, describe
 from penstock.models.language_model import PackingVerdict, require_packed_rows
@@ -134,6 +135,7 @@ class HuggingFaceModel(nn.Module):
             and weight.device.type != "meta"
             and self._computes in (None, weight.dtype)
             and all(block._compiled_call_impl is None for block in self.blocks)
+            and not has_four_bits(self.inner)
         )
         return self if whole else self._twin.model or self
 
