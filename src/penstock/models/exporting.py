@@ -22,8 +22,8 @@ from penstock.core.folders import local_path
 from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.data.stores.files import new_folder, usual_mode
 from penstock.media.processor import Processor
-from penstock.models.four_bits import dequantise
 from penstock.models.facts import GENERATION, ModelFacts, all_ends, is_length
+from penstock.models.four_bits import dequantise
 from penstock.models.isolation.lengths import MOST_POSITIONS
 from penstock.models.language_model import LanguageModel
 from penstock.models.ours.layouts import config_of, layout_of, weights_of

@@ -17,6 +17,8 @@ import importlib.util
 import json
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, final
 
@@ -60,6 +62,21 @@ def is_four_bits(config: Mapping[str, Any]) -> bool:
     )
 
 
+_SHAPES_ALONE = ContextVar("shapes of weights alone", default=False)
+
+
+@contextmanager
+def shapes_alone() -> Iterator[None]:
+    """Inside, matrices in 4 bits are not dequantised: who asks for one gets its shape, dtype and
+    device with undefined values. peft asks some twenty times for each.
+    """
+    before = _SHAPES_ALONE.set(True)
+    try:
+        yield
+    finally:
+        _SHAPES_ALONE.reset(before)
+
+
 @final
 class FourBitLinear(nn.Linear):
     """A frozen linear layer with its matrix in 4 bits.
@@ -85,6 +102,9 @@ class FourBitLinear(nn.Linear):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """[out, in] in the dtype of the computation, made again each time."""
+        if _SHAPES_ALONE.get():
+            made = torch.empty((), dtype=self.state.dtype, device=self.packed.device)
+            return made.expand(self.out_features, self.in_features)
         from bitsandbytes.functional import dequantize_4bit
 
         found: Tensor = dequantize_4bit(self.packed, self.state)
@@ -265,6 +285,12 @@ def take_four_bits(inner: Any) -> None:
                 setattr(parent, name, made.train(layer.training))
     for mark in _MARKS:
         vars(inner).pop(mark, None)
+    # It remembers how it has read the 4 bits, and cannot undo that when the model is saved.
+    inner._weight_conversions = [
+        one
+        for one in getattr(inner, "_weight_conversions", None) or []
+        if not any(type(part).__name__.startswith("Bnb") for part in getattr(one, "operations", ()))
+    ]
     vars(inner.config).pop("quantization_config", None)
 
 
@@ -286,9 +312,7 @@ def make_four_bits(model: Any, weights: Mapping[str, Tensor]) -> None:
         place, begin = name.partition(_BLOB)[0], name.partition(_BLOB)[0] + ".weight."
         layer = model.get_submodule(place)
         parts = {
-            one.removeprefix(begin): part
-            for one, part in weights.items()
-            if one.startswith(begin)
+            one.removeprefix(begin): part for one, part in weights.items() if one.startswith(begin)
         }
         device = layer.weight.device
         state = QuantState.from_dict(parts, device)
@@ -315,9 +339,9 @@ def write_four_bits(inner: nn.Module, folder: Path) -> None:
     config = json.loads(path.read_bytes())
     state = next(iter(packed.values())).state
     others = [
-        name
+        name.removesuffix(".base_layer")
         for name, module in inner.named_modules()
-        if isinstance(module, nn.Linear) and name not in packed
+        if isinstance(module, nn.Linear) and name not in packed and ".lora_" not in name
     ]
     config["quantization_config"] = {
         "quant_method": PACKAGE,
@@ -325,7 +349,7 @@ def write_four_bits(inner: nn.Module, folder: Path) -> None:
         "load_in_8bit": False,
         "bnb_4bit_quant_type": state.quant_type,
         "bnb_4bit_use_double_quant": state.nested,
-        "bnb_4bit_compute_dtype": "bfloat16",
+        "bnb_4bit_compute_dtype": str(state.dtype).removeprefix("torch."),
         "bnb_4bit_quant_storage": "uint8",
         "llm_int8_skip_modules": others,
     }

@@ -83,7 +83,8 @@ def held_bytes(model: LanguageModel, settings: TrainSettings, ranks: int) -> int
         settings: How to train.
         ranks: Processes.
     """
-    # Matrices in 4 bits are no parameters. A frozen weight has no gradient and no state; a trained one has four numbers of 32 bits.
+    # Matrices in 4 bits are no parameters. A frozen weight has no gradient and no state; a trained
+    # one has four numbers of 32 bits.
     count = four_bit_bytes(model) + sum(
         weight.numel() * (16 if weight.requires_grad else weight.element_size())
         for weight in model.parameters()
@@ -126,8 +127,9 @@ def check_room(
         if enough and settings.micro_sequences == 1
         else "",
         "share rows among processes (training.context_parallel)",
-        "" if settings.shard or has_four_bits(model) else "share weights among them "
-        "(training.shard)",
+        ""
+        if settings.shard or has_four_bits(model)
+        else "share weights among them (training.shard)",
         "hold the frozen weights in 4 bits (training.lora.quantize: nf4)"
         if model.lora is not None and not has_four_bits(model)
         else "",

@@ -111,11 +111,7 @@ class Reference:
     @property
     def parameters(self) -> int:
         """Weights that are held besides the model's."""
-        return (
-            0
-            if self._frozen is None
-            else num_weights(self._frozen)
-        )
+        return 0 if self._frozen is None else num_weights(self._frozen)
 
     def fingerprint(self) -> str:
         """Changes when another reference would be used: kind, and sums over the weights."""

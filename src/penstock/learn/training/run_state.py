@@ -44,6 +44,7 @@ from penstock.learn.training.saving import Saving
 from penstock.learn.training.settings import TrainSettings
 from penstock.models import LanguageModel, save_model
 from penstock.models.facts import FACTS
+from penstock.models.four_bits import stored_names
 from penstock.models.lora.lora import is_adapter_weight, lora_weights
 from penstock.models.own_model import OwnModel
 from penstock.models.saving import WEIGHT_SHARDS, Base, base_checksum, base_written

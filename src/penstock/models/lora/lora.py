@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.core.randomness import key_for
-from penstock.models.four_bits import dequantise, has_four_bits, quantise
+from penstock.models.four_bits import dequantise, has_four_bits, quantise, shapes_alone
 from penstock.models.lora.settings import LoraSettings
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
         rank_pattern=dict(settings.rank_pattern),
         alpha_pattern=dict(settings.alpha_pattern),
     )
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), shapes_alone():
         # Of each matrix that is stored transposed (Conv1D), which peft then sets right.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
         inject_adapter_in_model(config, module)

@@ -64,9 +64,7 @@ class LoraSettings:
                 f"lora.train_embeddings must be all or new, got {self.train_embeddings!r}"
             )
         if self.quantize not in (None, *get_args(Quantization)):
-            raise ConfigError(
-                f"lora.quantize must be nf4, or left out, got {self.quantize!r}"
-            )
+            raise ConfigError(f"lora.quantize must be nf4, or left out, got {self.quantize!r}")
         for pattern, rank in self.rank_pattern.items():
             if not 1 <= rank <= MOST_RANK:
                 raise ConfigError(

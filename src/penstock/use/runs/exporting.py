@@ -10,9 +10,9 @@ from penstock.core.errors import ConfigError, OutputError
 from penstock.core.yaml_files import read_yaml
 from penstock.learn.training.run_folder import RUN_FILE, RunFolder
 from penstock.media.processor import load_processor
-from penstock.models.four_bits import has_four_bits
 from penstock.models import export, export_adapter, merge_lora
 from penstock.models.exporting import check_output
+from penstock.models.four_bits import has_four_bits
 from penstock.models.lora.export import base_name
 from penstock.models.saving import load_model
 from penstock.tokenizers.loading import load_tokenizer
@@ -126,16 +126,18 @@ def export_run(
 def _four_bit_notice(*, adapter: bool) -> tuple[str, ...]:
     """What an export of a model with matrices in 4 bits is."""
     if adapter:
-        return (
+        said = (
             "the adapter was trained next to a base in 4 bits, so its logits are those of training "
             "on such a base: BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', "
             "bnb_4bit_use_double_quant=True); a base written here has the same matrices, "
-            "dequantised",
+            "dequantised"
         )
-    return (
-        "the matrices in 4 bits are dequantised, and LoRA is merged into them: the folder is as "
-        "large as that of a model that was never quantised",
-    )
+    else:
+        said = (
+            "the matrices in 4 bits are dequantised, and LoRA is merged into them: the folder is "
+            "as large as that of a model that was never quantised"
+        )
+    return (said,)
 
 
 def _adapter_notices(output: Path, base: str | None) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ _TRACKERS = (
     "(training.tensorboard, wandb)"
 )
 _QUANTISED = (
-    "weights are trained in full precision, or frozen in 4 bits next to LoRA (adapter: qlora); take "
-    "that, a smaller model or training.shard if they do not fit"
+    "weights are trained in full precision, or frozen in 4 bits next to LoRA (adapter: qlora); "
+    "take that, a smaller model or training.shard if they do not fit"
 )
 _OPTIMIZER = (
     "only AdamW and Muon are built in; for another optimizer use the loader in your own loop"
