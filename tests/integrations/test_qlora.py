@@ -4,6 +4,7 @@ against the same matrices dequantised.
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -107,10 +108,13 @@ def test_it_equals_peft_on_bitsandbytes(kind: str, tmp_path: Path) -> None:
     config = peft.LoraConfig(r=4, lora_alpha=16, target_modules="all-linear")
     peer = stirred(peft.get_peft_model(peer, config).train())
     stirred(model)
-    assert torch.equal(loss_of(model), loss_of(peer))
+    # Gemma's windows are another kernel of torch's in transformers.
+    far = 1e-5 if kind == "gemma3_text" else 0
+    torch.testing.assert_close(loss_of(model), loss_of(peer), rtol=far, atol=far)
     mine, other = gradients(model), gradients(peer)
     assert mine.keys() == other.keys()
-    assert all(torch.equal(mine[name], other[name]) for name in mine)
+    for name, gradient in mine.items():
+        torch.testing.assert_close(gradient, other[name], rtol=far, atol=far)
 
 
 @pytest.mark.parametrize("make", [theirs, ours])
@@ -249,7 +253,7 @@ def test_trials_run_on_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.packing(LENGTH).longest == LENGTH
 
 
-def test_a_pass_dequantises_each_matrix_once_and_keeps_none(
+def test_a_pass_keeps_no_dequantised_matrix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = with_lora(theirs(), LORA)
@@ -426,6 +430,7 @@ def test_a_folder_in_4_bits_is_a_base(prepared: Path, tmp_path: Path) -> None:
         )
         folder = tmp_path / f"packed-{double}"
         made.save_pretrained(folder)
+        shutil.copytree(prepared.parent / "tokenizer", folder, dirs_exist_ok=True)
         for place in (f"hf:{folder}", f"from:{folder}"):
             name = place.partition(":")[0]
             run = train(tmp_path / f"{name}-{double}", prepared, place, steps=2, lora={"rank": 4})

@@ -13,12 +13,11 @@ same weights give the same bytes on every machine.
 Source: QLoRA, arXiv:2305.14314, sections 2 and 3.
 """
 
-import importlib.util
 import json
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, final
 
@@ -48,7 +47,7 @@ _MARKS = ("hf_quantizer", "is_quantized", "is_loaded_in_4bit", "quantization_met
 
 def require_bitsandbytes() -> None:
     """Raise MissingExtraError if bitsandbytes is not installed."""
-    if PACKAGE not in sys.modules and importlib.util.find_spec(PACKAGE) is None:
+    if find_spec(PACKAGE) is None:
         raise MissingExtraError(PACKAGE, EXTRA)
 
 
