@@ -119,7 +119,8 @@ class FourBitLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out], in the dtype of the input."""
-        bias = None if self.bias is None else self.bias.to(x.dtype)
+        given: nn.Parameter | None = self.bias
+        bias = None if given is None else given.to(x.dtype)
         if x.dtype not in _COMPUTED:
             return linear(x, self.weight.to(x.dtype), bias)
         from bitsandbytes import matmul_4bit
@@ -264,7 +265,7 @@ def _packed(layer: nn.Linear) -> FourBitLinear:
     if layer.bias is not None:
         layer.bias.requires_grad_(False)
     made = FourBitLinear(packed.to(device), state, layer.bias, casts=type(layer) is Linear)
-    return made.train(layer.training)  # type: ignore[no-any-return]
+    return made.train(layer.training)
 
 
 def take_four_bits(inner: Any) -> None:
@@ -391,7 +392,7 @@ def four_bit_bytes(model: Any) -> int:
 def num_weights(model: Any) -> int:
     """Weights of a model, each of those in 4 bits counted as one."""
     packed = sum(layer.in_features * layer.out_features for _, layer in four_bit_layers(model))
-    return packed + sum(weight.numel() for weight in model.parameters())
+    return packed + sum(int(weight.numel()) for weight in model.parameters())
 
 
 def four_bits_in_words(model: Any) -> str:
