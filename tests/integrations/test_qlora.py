@@ -137,6 +137,8 @@ def test_it_equals_the_matrices_dequantised(make: Any, dtype: torch.dtype) -> No
         assert hidden.dtype == dtype
         model.logits(hidden).logsumexp(-1).sum().backward()
         found.append({n: w.grad for n, w in model.named_parameters() if w.requires_grad})
+    # Dequantised straight to what is multiplied.
+    assert {layer.state.dtype for _, layer in four_bit_layers(packed)} == {dtype}
     far = 1e-5 if dtype == torch.float32 else 0.05
     for name, gradient in found[0].items():
         torch.testing.assert_close(gradient, found[1][name], rtol=far, atol=far)
@@ -230,18 +232,24 @@ def test_saved_read_merged_and_taken_out(make: Any, tmp_path: Path) -> None:
 
 
 def test_bytes_depend_on_the_weights_alone() -> None:
-    """Not on how many threads sum the scales."""
-    sums = []
+    """Not on how many threads sum the scales, which is seen where there are many of them."""
+    torch.manual_seed(0)
+    matrices = [torch.randn(2048, 2048) for _ in range(3)]
+    found = []
     for threads in (1, 3):
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            model = theirs(hidden_size=512, intermediate_size=1024)
+            layers = nn.ModuleList(nn.Linear(2048, 2048, bias=False) for _ in matrices)
+            for layer, matrix in zip(layers, matrices, strict=True):
+                layer.weight.data = matrix.clone()
+            model = nn.Module()
+            model.blocks = nn.ModuleList([nn.Sequential(*layers)])
             quantise(model)
-            sums.append(base_checksum(model.state_dict()))
+            found.append(base_checksum(model.state_dict()))
         finally:
             torch.set_num_threads(before)
-    assert sums[0] == sums[1]
+    assert found[0] == found[1]
 
 
 def test_trials_run_on_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,6 +377,27 @@ def test_a_killed_run_goes_on_to_the_bit(prepared: Path, tmp_path: Path, more: A
     assert sorted(path.name for path in newest.iterdir()) == ["lora.safetensors", "model.json"]
     first, second = (lora_of(one) for one in (run, whole))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_base_is_quantised_as_it_is_stored(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 and on the CPU; then the rest is widened."""
+    from penstock.models.lora import lora
+
+    seen = []
+
+    def watched(model: Any, kept: Any) -> None:
+        seen.extend((one.dtype, one.device.type) for one in model.parameters())
+        quantise(model, kept)
+
+    monkeypatch.setattr(lora, "quantise", watched)
+    made = tiny_huggingface("llama", std=0.1, **WIDE, vocab_size=IDS).bfloat16()
+    made.save_pretrained(tmp_path / "model")
+    run = train(tmp_path / "run", prepared, f"hf:{tmp_path / 'model'}", steps=1)
+    assert set(seen) == {(torch.bfloat16, "cpu")}
+    kept = {weight.dtype for weight in ps.load_model(run.path).parameters()}
+    assert kept == {torch.float32}
 
 
 def lora_of(run: Any) -> dict[str, torch.Tensor]:

@@ -41,7 +41,13 @@ too.
 """
 _BLOB = ".weight.quant_state."
 """In the name of what holds the sizes of a stored matrix."""
-_MARKS = ("hf_quantizer", "is_quantized", "is_loaded_in_4bit", "quantization_method")
+_MARKS = (
+    "hf_quantizer",
+    "is_quantized",
+    "is_loaded_in_4bit",
+    "quantization_method",
+    "hf_device_map",
+)
 """What transformers notes at a model whose weights it has loaded in 4 bits."""
 
 
