@@ -495,3 +495,73 @@ def test_texts_are_written_through_the_cache_as_in_one_pass(tmp_path: Path) -> N
             for part in (tokens[:20], *tokens[20:].split(1))
         ]
     torch.testing.assert_close(torch.stack(steps), whole[19:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [theirs, ours])
+def test_blocks_compile_to_few_graphs_without_breaks(make: Any) -> None:
+    """As many as with LoRA alone, whatever the number of layers; with the same gradients."""
+    more = {"num_hidden_layers": 10} if make is theirs else {"layers": 10}
+    counts, gradients = [], []
+    rows = next(iter(loader_of(make)))
+    for settings in (LoraSettings(rank=4), LORA):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model = stirred(with_lora(make(**more), settings))
+        assert model.packing(LENGTH).reason is None
+        graphs: list[Any] = []
+
+        def counted(graph: Any, inputs: Any, kept: list[Any] = graphs) -> Any:
+            kept.append(graph)
+            return graph
+
+        for compiled in (False, True):
+            if compiled:
+                for block in model.blocks:
+                    block.compile(backend=counted)
+            with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+                for row in rows:
+                    model.logits(model(model.tensors(row))).logsumexp(-1).sum().backward()
+            if settings is LORA:
+                gradients.append({n: w.grad for n, w in model.named_parameters() if "lora_" in n})
+            model.zero_grad()
+        assert not torch._dynamo.utils.counters["graph_break"]
+        counts.append(len(graphs))
+    torch._dynamo.reset()
+    assert counts[1] <= counts[0] + 1
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [theirs, ours])
+def test_a_copy_is_a_reference_of_its_own(make: Any) -> None:
+    from penstock.learn.training.reference_model import Reference
+
+    model = stirred(with_lora(make(), LORA))
+    first = Reference("initial", model, torch.device("cpu"))
+    assert first.parameters == num_weights(model)
+    name, layer = next(iter(four_bit_layers(model)))
+    assert first.frozen is not None
+    copied = first.frozen.get_submodule(name)  # type: ignore[attr-defined]
+    assert torch.equal(copied.weight, layer.weight)
+    before = first.fingerprint()
+    copied.packed[0] += 1
+    assert first.fingerprint() != before
+    assert not torch.equal(copied.weight, layer.weight)
+
+
+def test_parts_of_rows_give_the_same_losses(prepared: Path, tmp_path: Path) -> None:
+    model = folder_of(tmp_path / "model")
+    runs = [
+        train(tmp_path / str(parts), prepared, model, steps=2, micro_sequences=parts)
+        for parts in (1, 2)
+    ]
+    assert losses(runs[0]) == pytest.approx(losses(runs[1]), rel=1e-5)
+
+
+def test_other_numbers_are_said_on_a_resume(prepared: Path, tmp_path: Path) -> None:
+    """The version that dequantises is one of the settings that change bits."""
+    run = train(tmp_path / "run", prepared, folder_of(tmp_path / "model"), steps=2)
+    state = json.loads((run.path / "checkpoints/step-00000002/state.json").read_text())
+    assert json.dumps(state).count(f"torch.float32, bitsandbytes {bnb.__version__}") == 1
