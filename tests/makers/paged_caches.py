@@ -47,8 +47,8 @@ class PlainGraph:
 
         with Watch() as watch:
             out = self._run()
-        found = watch.reads + watch.copies + watch.blocking
-        assert not found, f"a recorded step reads or waits: {found}"
+        waits = watch.reads + watch.copies + watch.blocking
+        assert not waits, f"a recorded step reads or waits: {waits}"
         return out, found
 
 

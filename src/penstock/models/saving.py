@@ -27,6 +27,7 @@ from penstock.core.errors import CorruptionError, FormatError
 from penstock.core.json_values import JsonObject
 from penstock.data.stores.files import usual_mode
 from penstock.models.facts import ModelFacts, with_facts
+from penstock.models.four_bits import make_four_bits, scales, write_four_bits
 from penstock.models.language_model import LanguageModel
 from penstock.models.lora.lora import add_lora, lora_weights, without_lora
 from penstock.models.lora.settings import LoraSettings, NewRows
@@ -128,6 +129,7 @@ def _save_base(model: LanguageModel, folder: Path, base: Mapping[str, Tensor] | 
     if base is not None:
         names = {name.removeprefix(INNER): weight for name, weight in base.items()}
         model.inner.save_pretrained(folder, state_dict=names)
+        write_four_bits(model.inner, folder)
     else:
         model.inner.config.save_pretrained(folder)
         if model.inner.can_generate():
@@ -374,11 +376,12 @@ def _load_transformer(
         weights = _read_weights(folder)
         stored = weights["embedding.weight"].dtype
         model = empty_transformer(settings, device, dtype or stored)
+        make_four_bits(model, weights)
         model.load_state_dict(weights)
-    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
         raise CorruptionError(
             f"{folder / WEIGHTS}: {one_line(error)}; copy the model again, or take another "
             "checkpoint"
         ) from None
-    refuse_not_finite(folder, model.named_parameters())
+    refuse_not_finite(folder, (*model.named_parameters(), *scales(model)))
     return model

@@ -9,6 +9,7 @@ from penstock.core.errors import ConfigError
 from penstock.learn.training.computing import blocks_of, kept_bytes, precision_of
 from penstock.learn.training.settings import Checkpointing, TrainSettings
 from penstock.models import LanguageModel, ModelSettings
+from penstock.models.four_bits import four_bit_bytes, has_four_bits
 from penstock.models.language_model import require_packed_rows
 from penstock.models.own_model import OwnModel
 from penstock.plan.loader import PlanSettings
@@ -82,8 +83,9 @@ def held_bytes(model: LanguageModel, settings: TrainSettings, ranks: int) -> int
         settings: How to train.
         ranks: Processes.
     """
-    # A frozen weight has no gradient and no state; a trained one has four numbers of 32 bits.
-    count = sum(
+    # Matrices in 4 bits are no parameters. A frozen weight has no gradient and no state; a trained
+    # one has four numbers of 32 bits.
+    count = four_bit_bytes(model) + sum(
         weight.numel() * (16 if weight.requires_grad else weight.element_size())
         for weight in model.parameters()
     )
@@ -125,7 +127,12 @@ def check_room(
         if enough and settings.micro_sequences == 1
         else "",
         "share rows among processes (training.context_parallel)",
-        "" if settings.shard else "share weights among them (training.shard)",
+        ""
+        if settings.shard or has_four_bits(model)
+        else "share weights among them (training.shard)",
+        "hold the frozen weights in 4 bits (training.lora.quantize: nf4)"
+        if model.lora is not None and not has_four_bits(model)
+        else "",
         "lower data.loader.sequence_length",
     ]
     raise ConfigError(

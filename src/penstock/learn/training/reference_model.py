@@ -20,6 +20,7 @@ from penstock.learn.training.path_losses import PathScores
 from penstock.learn.training.path_settings import REFERENCE_COLUMN
 from penstock.learn.training.run_folder import RunFolder
 from penstock.models import LanguageModel, RowTensors
+from penstock.models.four_bits import four_bit_layers, num_weights
 from penstock.models.head import Head
 from penstock.models.lora.lora import lora_switched_off
 from penstock.models.saving import load_model
@@ -102,17 +103,14 @@ class Reference:
     @property
     def parameters(self) -> int:
         """Weights that are held besides the model's."""
-        return (
-            0
-            if self._frozen is None
-            else sum(weight.numel() for weight in self._frozen.parameters())
-        )
+        return 0 if self._frozen is None else num_weights(self._frozen)
 
     def fingerprint(self) -> str:
         """Changes when another reference would be used: kind, and sums over the weights."""
         if self._frozen is None:
             return self.kind
-        sums = [float(weight.double().sum()) for weight in self._frozen.parameters()]
+        packed = (layer.packed for _, layer in four_bit_layers(self._frozen))
+        sums = [float(one.double().sum()) for one in (*self._frozen.parameters(), *packed)]
         return f"{'initial' if self.kind == 'initial' else 'model'} {np.float64(sum(sums)).hex()}"
 
     def __call__(

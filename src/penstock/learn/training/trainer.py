@@ -34,6 +34,7 @@ from penstock.learn.training.checks import check_fit, trial_row
 from penstock.learn.training.computing import (
     checkpoint_activations,
     compile_blocks,
+    numbers_of,
     precision_of,
     set_precision,
 )
@@ -178,7 +179,7 @@ class Trainer:
             ranks.device,
             ranks.place.size,
             self.rows_per_pass,
-            str(model.compute_dtype),
+            numbers_of(model),
             optimizers.fused,
         )
         self.state = RunState(

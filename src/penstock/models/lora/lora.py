@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.core.randomness import key_for
+from penstock.models.four_bits import dequantise, has_four_bits, quantise, shapes_alone
 from penstock.models.lora.settings import LoraSettings
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
 
     Raises:
         ConfigError: It already has LoRA, or no matrices of these names.
-        MissingExtraError: peft is not installed.
+        MissingExtraError: peft, or what it is to be quantised with, is not installed.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -45,6 +46,8 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
         )
     saved = _modules(model, settings.modules_to_save)
     names = _targets(model, settings, saved)
+    if settings.quantize is not None and not has_four_bits(model):
+        quantise(model, {one for _, one in saved})
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]
@@ -54,7 +57,7 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
         rank_pattern=dict(settings.rank_pattern),
         alpha_pattern=dict(settings.alpha_pattern),
     )
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), shapes_alone():
         # Of each matrix that is stored transposed (Conv1D), which peft then sets right.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
         inject_adapter_in_model(config, module)
@@ -74,7 +77,11 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
 
 
 def merge_lora(model: "LanguageModel") -> None:
-    """Merge LoRA into the model's matrices, in place; all weights become trainable again."""
+    """Merge LoRA into the model's matrices, in place; all weights become trainable again.
+
+    Matrices in 4 bits are dequantised first: what LoRA adds would be lost in their rounding.
+    """
+    dequantise(model)
     for _, _, layer in _layers(model):
         layer.merge()
     settle_parts(model)

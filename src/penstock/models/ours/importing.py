@@ -23,6 +23,7 @@ from torch import Tensor
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.core.json_files import read_object
 from penstock.models.facts import ModelFacts, with_facts
+from penstock.models.four_bits import is_four_bits
 from penstock.models.isolation.comparison import not_finite
 from penstock.models.isolation.report import names
 from penstock.models.ours.initial_weights import empty_transformer
@@ -272,6 +273,8 @@ def refusal(folder: Path) -> str | None:
     config = read_config(folder)
     if config.get("model_type") not in ("llama", "mistral"):
         return f"a model of type {config.get('model_type')!r}"
+    if is_four_bits(config):
+        return "weights in 4 bits"
     if config.get("attention_bias") or config.get("mlp_bias"):
         return "biases"
     if config.get("hidden_act", "silu") != "silu":

@@ -6,6 +6,7 @@ import torch
 
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.models.facts import ModelFacts, with_facts
+from penstock.models.four_bits import is_four_bits, require_bitsandbytes, scales, take_four_bits
 from penstock.models.ours.importing import (
     listed_files,
     read_config,
@@ -26,25 +27,34 @@ def load_huggingface(
     Args:
         folder: A folder in the Hugging Face layout.
         device: Target device.
-        dtype: Dtype of the weights; None: as stored.
+        dtype: Dtype of the weights, but for those in 4 bits; None: as stored.
 
     Raises:
         ConfigError: There is no causal model, or transformers cannot run it.
-        FormatError: The weights are quantised.
+        FormatError: The weights are quantised, other than in 4 bits of bitsandbytes.
+        MissingExtraError: They are in these, and it is not installed.
         CorruptionError: Weights are damaged, missing, left over, or not finite.
     """
     from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
-    path, kind = Path(folder), AutoModelForCausalLM
+    path, kind, four_bits = Path(folder), AutoModelForCausalLM, False
     if (path / "config.json").is_file():
         config = read_config(path)
         listed_files(path)
-        refuse_quantised(path, config)
+        if four_bits := is_four_bits(config):
+            require_bitsandbytes()
+        else:
+            refuse_quantised(path, config)
         refuse_oversized(path, config)
         kind = AutoModelForMultimodalLM if {"vision_config", "audio_config"} & set(config) else kind
     try:
         inner, found = kind.from_pretrained(
-            str(folder), dtype=dtype or "auto", trust_remote_code=False, output_loading_info=True
+            str(folder),
+            dtype=dtype or "auto",
+            trust_remote_code=False,
+            output_loading_info=True,
+            # Else transformers takes the first GPU for weights in 4 bits.
+            **({"device_map": {"": "cpu"}} if four_bits else {}),
         )
     except torch.OutOfMemoryError:
         raise
@@ -58,9 +68,12 @@ def load_huggingface(
         raise CorruptionError(
             f"{folder}: the model cannot be read: {one_line(error)}; copy it again"
         ) from None
-    refuse_quantised(path, inner.config.to_dict())
+    if four_bits:
+        take_four_bits(inner)
+    else:
+        refuse_quantised(path, inner.config.to_dict())
     refuse_incomplete(path, found["missing_keys"], found["unexpected_keys"])
-    refuse_not_finite(path, inner.named_parameters())
+    refuse_not_finite(path, (*inner.named_parameters(), *scales(inner)))
     made = HuggingFaceModel(inner.to(device).train())
     return (
         with_facts(made, ModelFacts.of_folder(path)) if (path / "config.json").is_file() else made

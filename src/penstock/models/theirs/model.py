@@ -30,6 +30,7 @@ from penstock.media.rows import BlankImage
 from penstock.models.attention import LayerAttend, RowAttend, RowAttention
 from penstock.models.casting import cast_model
 from penstock.models.facts import ModelFacts
+from penstock.models.four_bits import has_four_bits
 from penstock.models.head import wide
 from penstock.models.isolation.lengths import rotary_limit
 from penstock.models.isolation.report import CURE, describe
@@ -135,6 +136,7 @@ class HuggingFaceModel(nn.Module):
             and weight.device.type != "meta"
             and self._computes in (None, weight.dtype)
             and all(block._compiled_call_impl is None for block in self.blocks)
+            and not has_four_bits(self.inner)
         )
         return self if whole else self._twin.model or self
 

@@ -38,11 +38,13 @@ from penstock.learn.training.run_folder import (
     check_run,
 )
 from penstock.learn.training.run_state import count_steps
-from penstock.models import ModelSettings, merge_lora, use_recurrent
+from penstock.models import LanguageModel, ModelSettings, merge_lora, use_recurrent
 from penstock.models.building import HUGGING_FACE, build_model
 from penstock.models.facts import with_facts
+from penstock.models.four_bits import four_bits_in_words, require_bitsandbytes
 from penstock.models.lora.lora import add_lora, remove_lora
 from penstock.models.saving import load_model
+from penstock.models.theirs.loading import load_huggingface
 from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader import Companion
 from penstock.plan.loader.agreement import check_values
@@ -58,7 +60,6 @@ from penstock.use.inspection.targets import target_warnings
 
 if TYPE_CHECKING:
     from penstock.learn.training.distributed import Ranks
-    from penstock.models import LanguageModel
 
 FILLING_THREADS = 1
 GIVEN = "given"
@@ -306,6 +307,9 @@ def _make_parts(
     if continued is not None and continues:
         start = f"{TRAINED}{continued.run}"
     check_writers(training)
+    packs = training.lora is not None and training.lora.quantize is not None
+    if packs:
+        require_bitsandbytes()
     prepare_torch(training, ranks.device)
     itself = resume and output is not None and _is_gone(start)
     if itself:
@@ -326,9 +330,15 @@ def _make_parts(
         model = _trained_model(str(output), ranks.device, merged=False)
         fit_vocabulary(model, data, tokenizer_of(model.origin), name=f"the model {start}", say=say)
     else:
-        model = _make_model(data, start, training, ranks.device, say, merged=not continues)
+        # Whole matrices stay on the CPU, as stored, until they are in 4 bits.
+        place = torch.device("cpu") if packs else ranks.device
+        model = _make_model(data, start, training, place, say, merged=not continues)
     if training.lora is not None and model.lora != training.lora:
         add_lora(model, training.lora, seed=training.seed)
+    if packs:
+        _widen(model.to(ranks.device))
+    if packed := four_bits_in_words(model):
+        say(packed)
     if continued is not None and "weights" in continued.take:
         _take_weights(model, continued, training, resumed=_has_checkpoint(output, resume))
     freeze(model, training.frozen)
@@ -371,6 +381,12 @@ def _make_parts(
         "groups": groups,
         "evaluators": evaluators,
     }
+
+
+def _widen(model: "LanguageModel") -> None:
+    """Keep all weights in at least float32."""
+    for weight in model.parameters():
+        weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def _take_weights(
@@ -438,11 +454,17 @@ def _make_model(
     merged: bool = True,
 ) -> "LanguageModel":
     """Build the model with its initial weights; `merged`: as for `_trained_model`."""
+    packs = training.lora is not None and training.lora.quantize is not None
+    made: LanguageModel
     if isinstance(model, str) and model.startswith(TRAINED):
-        made = _trained_model(model.removeprefix(TRAINED), device, merged=merged)
+        made = _trained_model(model.removeprefix(TRAINED), device, merged=merged, widen=not packs)
     elif isinstance(model, str) and model.startswith(HUGGING_FACE):
-        made = build_model(model, vocab_size=1, device=device)
-        made.origin = model.removeprefix(HUGGING_FACE)
+        folder = model.removeprefix(HUGGING_FACE)
+        if packs:
+            made = load_huggingface(folder, device=device)
+        else:
+            made = build_model(model, vocab_size=1, device=device)
+        made.origin = folder
     else:
         return build_model(
             model, vocab_size=vocabulary_size(data), device=device, seed=training.seed
@@ -451,8 +473,11 @@ def _make_model(
     return made
 
 
-def _trained_model(path: str, device: "torch.device", *, merged: bool = True) -> "LanguageModel":
-    """Load a trained model to continue with other data or another schedule. Weights in float32.
+def _trained_model(
+    path: str, device: "torch.device", *, merged: bool = True, widen: bool = True
+) -> "LanguageModel":
+    """Load a trained model to continue with other data or another schedule. Weights in float32, or
+    (`widen=False`) as stored.
 
     LoRA is merged, or (`merged=False`) removed for a run that is resumed, which needs the original
     base.
@@ -462,6 +487,6 @@ def _trained_model(path: str, device: "torch.device", *, merged: bool = True) ->
     model.origin = path
     if model.lora is not None:
         (merge_lora if merged else remove_lora)(model)
-    for weight in model.parameters():
-        weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
+    if widen:
+        _widen(model)
     return model
