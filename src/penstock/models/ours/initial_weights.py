@@ -1,5 +1,6 @@
 """Initial weights of the transformer, a function of the seed and of each weight's name."""
 
+from collections.abc import Iterator
 from typing import Any, final
 
 import torch
@@ -44,8 +45,17 @@ class _WithoutInit(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+@torch.no_grad()
 def initialise(model: Transformer, seed: int) -> None:
-    """Initialise weights: norms with 1, all others from a normal distribution.
+    """Initialise weights; see `drawn_weights`."""
+    weights = dict(model.named_parameters())
+    for name, values in drawn_weights(model, seed):
+        weights[name].copy_(values)
+
+
+def drawn_weights(model: Transformer, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """The initial weights of a model by name, one after the other, on the CPU: norms are 1, all
+    others from a normal distribution. The model's own may be anywhere, and are not read.
 
     Weights that write to the residual stream are smaller by √(2 × layers), so that its variance
     does not grow with depth.
@@ -55,15 +65,16 @@ def initialise(model: Transformer, seed: int) -> None:
     settings = model.settings
     for name, module in model.named_modules():
         if isinstance(module, Mixer):
-            module.initialise(torch.Generator("cpu").manual_seed(key_for(seed, "weights", name)))
+            generator = torch.Generator("cpu").manual_seed(key_for(seed, "weights", name))
+            for own, values in module.drawn(generator):
+                yield f"{name}.{own}", values
     for name, weight in model.named_parameters():
         if name.endswith(("decay_log", "step_bias")):
             continue
         if weight.ndim == 1:
-            nn.init.ones_(weight)
+            yield name, torch.ones(weight.shape)
             continue
         writes = name.endswith(("output.weight", "down.weight"))
         std = settings.init_std / (2 * settings.layers) ** 0.5 if writes else settings.init_std
         generator = torch.Generator("cpu").manual_seed(key_for(seed, "weights", name))
-        with torch.no_grad():
-            weight.copy_(torch.randn(weight.shape, generator=generator) * std)
+        yield name, torch.randn(weight.shape, generator=generator).mul_(std)
