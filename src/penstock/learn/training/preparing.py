@@ -98,6 +98,8 @@ def fill(model: LanguageModel, later: LaterWeights, ranks: Ranks) -> None:
         assert later.seed is not None
         for name, values in drawn_weights(model, later.seed):
             take_share(shares[name], values)
+            # Before the next one is drawn.
+            del values
 
 
 def _allocate(model: LanguageModel, device: torch.device) -> None:
@@ -149,3 +151,4 @@ def _send(later: LaterWeights, shares: Mapping[str, Tensor], ranks: Ranks) -> No
         if ranks.several:
             dist.broadcast(one, 0)
         take_share(share, one)
+        del one
