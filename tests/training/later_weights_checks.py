@@ -8,6 +8,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,14 @@ from penstock.models import ModelSettings, save_model
 from penstock.models import tensor_files as files
 from penstock.models.building import build_model
 from penstock.models.later_weights import LaterWeights, drawn_later, load_later
+from penstock.models.lora.lora import add_lora
+from penstock.models.lora.settings import LoraSettings
 from penstock.models.saving import load_model
 from penstock.models.theirs.loading import load_huggingface
 
 CPU = torch.device("cpu")
-DRAWN = ("tied", "untied", "experts", "recurrent")
+DRAWN = ("tied", "untied", "experts", "recurrent", "lora")
+LORA_SEED = 6
 LARGER = {"vocab_size": 97, "num_hidden_layers": 3}
 
 
@@ -134,7 +138,7 @@ def filled(ranks: Ranks, model: Any, later: LaterWeights, expected: Any) -> dict
     own = sum(p.to_local().numel() for p in model.parameters())
     largest = max(p.numel() for p in model.parameters())
     dtypes = sorted({str(p.dtype)[6:] for p in model.parameters()})
-    trained = all(p.requires_grad for p in model.parameters())
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
     found, due = whole(model), whole(expected)
     row = a_row(3, len(model.prediction_weights))
     with torch.no_grad():
@@ -148,7 +152,7 @@ def filled(ranks: Ranks, model: Any, later: LaterWeights, expected: Any) -> dict
         "dtypes": dtypes,
         "buffers": [n for n in there | buffers if not torch.equal(buffers[n], there[n])],
         "number of buffers": len(buffers),
-        "trained": trained,
+        "trained": trained == [n for n, p in expected.named_parameters() if p.requires_grad],
         "output": float((hidden[0] - hidden[1]).abs().max()),
         "way": "drawn" if later.folder is None else "stored" if later.stored else "sent",
         "digest": digest,
@@ -167,10 +171,18 @@ def check_drawn(ranks: Ranks, folder: Path) -> Any:
         given = ModelSettings(**settings)
         model, later = drawn_later(given, vocab_size=97, device=CPU, seed=3)
         expected = build_model(given, vocab_size=97, seed=3)
+        if name == "lora":
+            later = with_lora(model, later, expected)
         for one in (model, expected):
             one.begin_step(seed=0, number=0, tokens=1)
         found[name] = filled(ranks, model, later, expected)
     return found
+
+
+def with_lora(model: Any, later: LaterWeights, expected: Any) -> LaterWeights:
+    for one in (model, expected):
+        add_lora(one, LoraSettings(rank=2), seed=LORA_SEED)
+    return replace(later, lora_seed=LORA_SEED)
 
 
 def check_theirs(ranks: Ranks, folder: Path) -> Any:
@@ -193,6 +205,11 @@ def check_theirs(ranks: Ranks, folder: Path) -> Any:
         assert model.facts == expected.facts
         assert model.packing_way() == expected.packing_way() or not expected.packing(64)
         found[name] = filled(ranks, model, later, expected)
+        if name in ("gemma3", "mixtral"):
+            model, later = load_later(at, device=CPU, dtype=torch.float32)
+            expected = load_huggingface(at, dtype=torch.float32)
+            later = with_lora(model, later, expected)
+            found[f"{name} with LoRA"] = filled(ranks, model, later, expected)
     return found
 
 

@@ -54,7 +54,16 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("later")
     for name, kind, more in (
         ("llama", "llama", {}),
-        ("experts", "qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}),
+        (
+            "experts",
+            "qwen3_moe",
+            {
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 32,
+                "head_dim": 16,
+            },
+        ),
     ):
         inner = tiny_huggingface(kind, vocab_size=97, **more)
         inner.save_pretrained(made / f"bad {name}", max_shard_size="60KB")
@@ -82,8 +91,16 @@ def two(folder):
 
 
 MADE = {
-    "drawn": ["tied", "untied", "experts", "recurrent"],
-    "theirs": ["llama", "qwen3", "gemma3", "mixtral", "qwen3_moe"],
+    "drawn": ["tied", "untied", "experts", "recurrent", "lora"],
+    "theirs": [
+        "llama",
+        "qwen3",
+        "gemma3",
+        "gemma3 with LoRA",
+        "mixtral",
+        "mixtral with LoRA",
+        "qwen3_moe",
+    ],
     "folders": ["ours", "bfloat16", "llama", "gemma3", "cut"],
 }
 
@@ -106,7 +123,7 @@ def test_scaled_embeddings_have_their_scale(two):
 
 @pytest.mark.parametrize("name", MADE["theirs"])
 def test_what_transformers_stores_by_other_names_is_sent_by_the_first_rank(two, name):
-    way = "sent" if name in ("mixtral", "qwen3_moe") else "stored"
+    way = "sent" if name.startswith(("mixtral", "qwen3_moe")) else "stored"
     assert [rank["theirs"][name]["way"] for rank in two] == [way, way]
 
 
@@ -197,7 +214,15 @@ def runs(data, tmp_path_factory):
     size = ps.open_dataset(data / "data" / "train").tokenizer.vocab_size
     for kind, more in (
         ("gemma3_text", {"head_dim": 16}),
-        ("qwen3_moe", {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+        (
+            "qwen3_moe",
+            {
+                "head_dim": 16,
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 32,
+            },
+        ),
     ):
         tiny_huggingface(kind, vocab_size=size, **more).save_pretrained(folder / kind)
     train(data, folder / "before", *SHORT, "training.seed=5")
@@ -207,6 +232,8 @@ def runs(data, tmp_path_factory):
         "experts": [f"model=hf:{folder}/qwen3_moe"],
         "from": [f"model=from:{folder}/before"],
         "frozen": ["training.frozen=[embedding.weight]"],
+        "lora": ["training.lora={rank: 2}", f"model=hf:{folder}/gemma3_text"],
+        "lora of a run": ["training.lora={rank: 2}", f"model=from:{folder}/before"],
     }
     each = [(f"{name} of two", STEPS, *more) for name, more in options.items()]
     said = run_processes(folder / "train.py", SCRIPT, data, folder, repr(each), processes=2)
@@ -215,7 +242,9 @@ def runs(data, tmp_path_factory):
     return folder, said
 
 
-@pytest.mark.parametrize("name", ["new", "gemma3", "experts", "from", "frozen"])
+@pytest.mark.parametrize(
+    "name", ["new", "gemma3", "experts", "from", "frozen", "lora", "lora of a run"]
+)
 def test_runs_have_the_losses_of_one_process(runs, name):
     folder, said = runs
     due, found = (read_metrics(folder / f"{name} of {many}") for many in ("one", "two"))
@@ -243,7 +272,10 @@ def test_a_mesh_of_one_too(data, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["training.lora={rank: 2}"], "it gets LoRA"),
+        (
+            ["training.lora={rank: 2, train_embeddings: all}"],
+            "embeddings or modules are trained next to LoRA",
+        ),
         (["training.continue_from=BEFORE"], "continue_from takes other weights"),
         (["model=from:LORA"], "its weights have LoRA, which is merged or removed first"),
         (["model=hf:TWICE"], "its files hold tied weights twice"),

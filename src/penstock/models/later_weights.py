@@ -52,6 +52,8 @@ class LaterWeights:
     """Reads all of them, by the model's own names; called on one rank."""
     seed: int | None = None
     """They are drawn with this seed."""
+    lora_seed: int | None = None
+    """LoRA is drawn with this seed; None: the model has none."""
     is_resumed: bool = False
     """A checkpoint gives all of them before they are used."""
 
@@ -62,7 +64,7 @@ class LaterWeights:
         whole = blake2b(digest_size=6)
         for name, weight in sorted(model.state_dict().items()):
             whole.update(f"{name} {tuple(weight.shape)} {weight.dtype}\n".encode())
-        whole.update(repr(self.seed).encode())
+        whole.update(repr((self.seed, self.lora_seed)).encode())
         if self.stored is not None:
             whole.update(self.stored.sampled())
         return whole.hexdigest()

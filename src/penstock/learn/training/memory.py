@@ -60,7 +60,7 @@ def check_memory(
         # Of LoRA, or until they are sharded, only the weights; otherwise also gradients and the
         # optimizer's state.
         whole_first = training.lora is not None or (training.shard and shares == 1)
-        needed = count * 4 if whole_first else count * 16 // shares
+        needed = count * (4 if whole_first else 16) // shares
         _compare(
             "model",
             f"{count:,} parameters"

@@ -25,6 +25,7 @@ from penstock.learn.training.settings import TrainSettings
 from penstock.learn.training.sharding import shard, take_share
 from penstock.models import LanguageModel
 from penstock.models.later_weights import LaterWeights
+from penstock.models.lora.lora import drawn_lora, without_lora
 from penstock.models.ours.importing import refuse_not_finite
 from penstock.models.ours.initial_weights import drawn_weights
 from penstock.models.ours.transformer import Transformer
@@ -51,7 +52,7 @@ def prepare(
         later: Where the weights of a model come from that has none yet; None: it has them.
 
     Returns:
-        See `fixed_base`.
+        See `fixed_base`; None of weights that come later.
 
     Raises:
         ConfigError: The model does not have what a setting needs.
@@ -61,7 +62,8 @@ def prepare(
     dtype = precision_of(settings, model)
     for one in (model, *references):
         set_precision(one, dtype, sharded=bool(settings.shard) and one is model)
-    base = fixed_base(model)
+    # Every checkpoint of a sharded run holds all weights.
+    base = fixed_base(model) if later is None else None
     checkpoint_activations(model, settings)
     if settings.shard:
         shard(model, ranks, settings.shard_over)
@@ -85,7 +87,12 @@ def fill(model: LanguageModel, later: LaterWeights, ranks: Ranks) -> None:
     _allocate(model, ranks.device)
     if not ranks.agree(not later.is_resumed):
         return
-    shares = model.state_dict()
+    # Those of the base have the names that they had before LoRA was added.
+    shares = without_lora(model.state_dict())
+    if later.lora_seed is not None:
+        lora = dict(model.named_parameters())
+        for name, values in drawn_lora(model, later.lora_seed):
+            take_share(lora[name], values)
     if later.whole is not None:
         _send(later, shares, ranks)
         return
@@ -96,7 +103,7 @@ def fill(model: LanguageModel, later: LaterWeights, ranks: Ranks) -> None:
             return
         assert isinstance(model, Transformer)
         assert later.seed is not None
-        for name, values in drawn_weights(model, later.seed):
+        for name, values in drawn_weights(model, later.seed, shares):
             take_share(shares[name], values)
             # Before the next one is drawn.
             del values

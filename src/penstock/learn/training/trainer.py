@@ -190,7 +190,9 @@ class Trainer:
                 ranks.device,
                 say,
                 copies=copy_size(
-                    model, sharded=bool(settings.shard), only_trained=base is not None
+                    model,
+                    sharded=bool(settings.shard),
+                    only_trained=base is not None and not settings.shard,
                 ),
                 group=ranks.saving_group,
             ),

@@ -9,12 +9,13 @@ be trained next to it (`trained_parts`).
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.core.randomness import key_for
 from penstock.models.lora.settings import LoraSettings
+from penstock.models.on_meta import parameters_on_meta
 
 if TYPE_CHECKING:
     from peft.tuners import tuners_utils
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -> None:
     """Freeze a model and add LoRA to its matrices, in place; its output does not change.
+
+    That of a model without weights has none either; see `drawn_lora`.
 
     Raises:
         ConfigError: It already has LoRA, or no matrices of these names.
@@ -54,23 +57,36 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
         rank_pattern=dict(settings.rank_pattern),
         alpha_pattern=dict(settings.alpha_pattern),
     )
-    with warnings.catch_warnings():
+    weightless = next(module.parameters()).is_meta
+    with warnings.catch_warnings(), parameters_on_meta() if weightless else nullcontext():
         # Of each matrix that is stored transposed (Conv1D), which peft then sets right.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
         inject_adapter_in_model(config, module)
     for _, _, layer in _layers(model):
         # Its dropout begins in training mode.
         layer.train(model.training)  # type: ignore[attr-defined]
-    for name, weight in lora_weights(model.state_dict()).items():
-        if "lora_A" in name:
-            generator = torch.Generator("cpu").manual_seed(key_for(seed, "lora", name))
-            drawn = torch.empty(weight.shape)
-            torch.nn.init.kaiming_uniform_(drawn, a=5**0.5, generator=generator)
-            with torch.no_grad():
-                weight.copy_(drawn)
+    if not weightless:
+        weights = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, drawn in drawn_lora(model, seed):
+                weights[name].copy_(drawn)
     _train_embeddings(model, settings)
     _train_modules(model, [name for name, _ in saved])
     model.lora = settings
+
+
+def drawn_lora(model: "LanguageModel", seed: int) -> "Iterator[tuple[str, Tensor]]":
+    """Initial values of a model's LoRA that are not 0, by name, one after the other, on the CPU. The
+    model's own may be anywhere, and are not read.
+    """
+    import torch
+
+    for name, weight in model.named_parameters():
+        if ".lora_A" in name:
+            generator = torch.Generator("cpu").manual_seed(key_for(seed, "lora", name))
+            drawn = torch.empty(weight.shape)
+            torch.nn.init.kaiming_uniform_(drawn, a=5**0.5, generator=generator)
+            yield name, drawn
 
 
 def merge_lora(model: "LanguageModel") -> None:

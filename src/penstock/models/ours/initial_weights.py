@@ -1,6 +1,6 @@
 """Initial weights of the transformer, a function of the seed and of each weight's name."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 import torch
@@ -53,9 +53,16 @@ def initialise(model: Transformer, seed: int) -> None:
         weights[name].copy_(values)
 
 
-def drawn_weights(model: Transformer, seed: int) -> Iterator[tuple[str, Tensor]]:
+def drawn_weights(
+    model: Transformer, seed: int, own: Mapping[str, Tensor] | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """The initial weights of a model by name, one after the other, on the CPU: norms are 1, all
-    others from a normal distribution. The model's own may be anywhere, and are not read.
+    others from a normal distribution.
+
+    Args:
+        model: Its weights may be anywhere, and are not read.
+        seed: Of the draws.
+        own: Its weights by the names that they had before LoRA was added; None: it has none.
 
     Weights that write to the residual stream are smaller by √(2 × layers), so that its variance
     does not grow with depth.
@@ -66,9 +73,9 @@ def drawn_weights(model: Transformer, seed: int) -> Iterator[tuple[str, Tensor]]
     for name, module in model.named_modules():
         if isinstance(module, Mixer):
             generator = torch.Generator("cpu").manual_seed(key_for(seed, "weights", name))
-            for own, values in module.drawn(generator):
-                yield f"{name}.{own}", values
-    for name, weight in model.named_parameters():
+            for inside, values in module.drawn(generator):
+                yield f"{name}.{inside}", values
+    for name, weight in model.named_parameters() if own is None else own.items():
         if name.endswith(("decay_log", "step_bias")):
             continue
         if weight.ndim == 1:

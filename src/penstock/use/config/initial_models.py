@@ -30,8 +30,6 @@ GIVEN = "given"
 """Name of a model that was passed as a Python object."""
 TRAINED = "from:"
 """Prefix of `model` that names a run or a model folder to take the initial weights from."""
-_OF_INITIAL_WEIGHTS = ("auto", "initial", "lora")
-"""Kinds of reference that may be a copy of the initial weights."""
 
 
 def initial_model(
@@ -98,14 +96,15 @@ def _why_whole(
     """Why a model must have its weights from the beginning, by what the settings say; None: they
     may come later.
     """
-    paths = training.preference or training.policy
+    paths, lora = training.preference or training.policy, training.lora
     reasons = {
         "it is not sharded": not training.shard,
-        "it gets LoRA": training.lora is not None,
+        "embeddings or modules are trained next to LoRA": lora is not None
+        and bool(lora.train_embeddings or lora.modules_to_save),
         "continue_from takes other weights": takes_weights,
         "the reference is a copy of it": paths is not None
         and paths.needs_reference
-        and paths.reference in _OF_INITIAL_WEIGHTS,
+        and (paths.reference == "initial" or (paths.reference == "auto" and lora is None)),
         "it is a module of your own": isinstance(start, str) and is_own_code(start),
         "packages compute its recurrences, which are tried": training.recurrent_backends
         != ("torch",),

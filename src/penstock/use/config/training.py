@@ -309,6 +309,7 @@ def _make_parts(
     )
     if training.lora is not None and model.lora != training.lora:
         add_lora(model, training.lora, seed=training.seed)
+        later = later and replace(later, lora_seed=training.seed)
     if continued is not None and "weights" in continued.take:
         _take_weights(model, continued, training, resumed=_has_checkpoint(output, resume))
     freeze(model, training.frozen)
