@@ -54,6 +54,8 @@ class LaterWeights:
     """They are drawn with this seed."""
     lora_seed: int | None = None
     """LoRA is drawn with this seed; None: the model has none."""
+    load: Callable[[LanguageModel], None] | None = None
+    """Loads others in their place, into the sharded model; called on all ranks."""
     is_resumed: bool = False
     """A checkpoint gives all of them before they are used."""
 

@@ -87,6 +87,10 @@ def fill(model: LanguageModel, later: LaterWeights, ranks: Ranks) -> None:
     _allocate(model, ranks.device)
     if not ranks.agree(not later.is_resumed):
         return
+    if later.load is not None:
+        with in_step():
+            later.load(model)
+        return
     # Those of the base have the names that they had before LoRA was added.
     shares = without_lora(model.state_dict())
     if later.lora_seed is not None:

@@ -76,8 +76,8 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
 
 
 def drawn_lora(model: "LanguageModel", seed: int) -> "Iterator[tuple[str, Tensor]]":
-    """Initial values of a model's LoRA that are not 0, by name, one after the other, on the CPU. The
-    model's own may be anywhere, and are not read.
+    """Initial values of a model's LoRA that are not 0, by name, one after the other, on the CPU.
+    The model's own may be anywhere, and are not read.
     """
     import torch
 

@@ -41,7 +41,6 @@ def initial_model(
     *,
     given: "LanguageModel | None",
     merged: bool,
-    takes_weights: bool,
 ) -> tuple["LanguageModel", LaterWeights | None]:
     """The model of a run, and where its weights come from if it has none yet.
 
@@ -56,13 +55,12 @@ def initial_model(
         given: A model as a Python object, with its weights.
         merged: Whether LoRA of another run is merged; else it is removed, for a run that is
             resumed, which needs the original base.
-        takes_weights: Whether other weights are loaded into the model afterwards.
 
     Raises:
         ConfigError: There is no such model, it does not fit the data, or the memory.
         FormatError, CorruptionError: See `load_model`.
     """
-    reason = "" if given is not None else _why_whole(start, training, takes_weights=takes_weights)
+    reason = "" if given is not None else _why_whole(start, training)
     check_memory(
         start,
         vocabulary_size(data),
@@ -90,9 +88,7 @@ def initial_model(
     return _make_model(data, start, training, ranks.device, say, merged=merged), None
 
 
-def _why_whole(
-    start: ModelSettings | str, training: TrainSettings, *, takes_weights: bool
-) -> str | None:
+def _why_whole(start: ModelSettings | str, training: TrainSettings) -> str | None:
     """Why a model must have its weights from the beginning, by what the settings say; None: they
     may come later.
     """
@@ -101,7 +97,6 @@ def _why_whole(
         "it is not sharded": not training.shard,
         "embeddings or modules are trained next to LoRA": lora is not None
         and bool(lora.train_embeddings or lora.modules_to_save),
-        "continue_from takes other weights": takes_weights,
         "the reference is a copy of it": paths is not None
         and paths.needs_reference
         and (paths.reference == "initial" or (paths.reference == "auto" and lora is None)),

@@ -8,6 +8,7 @@ reads the checkpoint that it would resume, and writes nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -297,6 +298,7 @@ def _make_parts(
     if itself:
         # It is no longer needed: the run's own checkpoint has the same shapes and all weights.
         start = f"{TRAINED}{output}"
+    has_checkpoint = _has_checkpoint(output, resume)
     model, later = initial_model(
         data,
         start,
@@ -305,18 +307,19 @@ def _make_parts(
         say,
         given=given.model,
         merged=not (continues or itself),
-        takes_weights=continued is not None and "weights" in continued.take,
     )
     if training.lora is not None and model.lora != training.lora:
         add_lora(model, training.lora, seed=training.seed)
         later = later and replace(later, lora_seed=training.seed)
     if continued is not None and "weights" in continued.take:
-        _take_weights(model, continued, training, resumed=_has_checkpoint(output, resume))
+        if later is None:
+            _take_weights(model, continued, training, resumed=has_checkpoint)
+        elif not has_checkpoint:
+            later = replace(later, load=partial(take_weights, checkpoint_of(continued)))
     freeze(model, training.frozen)
     if (notice := frozen_rows(model)) is not None:
         say(notice)
     _choose_recurrent(model, training)
-    has_checkpoint = _has_checkpoint(output, resume)
     datasets = [source.open() for source in data.sources]
     evaluators = make_evaluators(
         training.evaluators, datasets, data.loader.sequence_length, model, ranks
