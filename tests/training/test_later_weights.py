@@ -11,14 +11,20 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from training_makers import losses, make, train, values
+from training_makers import losses, make, train, values, write_run_file
 
 import penstock as ps
 from makers.models import tiny_huggingface
 from makers.ranks import run_processes, run_ranks
+from penstock.core.errors import ConfigError
+from penstock.learn.training import memory
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.metrics import read_metrics
+from penstock.learn.training.settings import TrainSettings
+from penstock.models import ModelSettings
 from penstock.models.on_meta import all_on_meta, parameters_on_meta
+from penstock.plan.loader import PlanSettings
+from penstock.tokenizers import add_tokens
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 
@@ -307,6 +313,43 @@ def test_what_needs_whole_weights_says_so(data, tmp_path, options, why):
     found = [one for one in said if one.startswith("weights:")]
     whole = "weights: each process holds the whole model until it is divided (training.shard): "
     assert found == ([whole + why] if why else [])
+
+
+def test_a_longer_vocabulary_needs_whole_weights(data, tmp_path):
+    train(data, tmp_path / "before", *SHORT)
+    place = tmp_path / "longer"
+    tokenizer = add_tokens(data / "tokenizer", ["[new]"], output=place / "tokenizer")
+    documents = [[5, 6 + n % 40, tokenizer.vocab_size - 1, 7, 8, 9] for n in range(60)]
+    ps.write_dataset(place / "data" / "train", documents, tokenizer=tokenizer)
+    write_run_file(place)
+    said = []
+    options = [*SHORT, "training.shard=true", f"model=from:{tmp_path}/before"]
+    with Ranks(torch.device("cpu")) as ranks:
+        next(make(place, tmp_path / "run", *options, ranks=ranks, say=said.append).train())
+    assert any("its vocabulary grows" in one for one in said)
+    assert any("the new ones begin as the mean of the old ones" in one for one in said)
+
+
+def test_memory_counts_the_share_of_a_rank():
+    model = ModelSettings(layers=2, width=64, heads=4)
+    plan = PlanSettings(sequence_length=8, rows_per_step=8)
+    count = model.with_vocabulary(97).num_parameters()
+    there = count * 16 // 3
+    for shares, fits in ((4, True), (2, False)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory, "device_memory", lambda _: there)
+            training = TrainSettings(shard=True)
+
+            def check(training=training, shares=shares):
+                memory.check_memory(
+                    model, 97, training, plan, device=torch.device("cpu"), ranks=4, shares=shares
+                )
+
+            if fits:
+                check()
+                continue
+            with pytest.raises(ConfigError, match="parameters, divided among 2 processes, need"):
+                check()
 
 
 # -- the parts
