@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
 
 from penstock.core.errors import StateError
@@ -91,9 +91,10 @@ def fill(model: LanguageModel, later: LaterWeights, ranks: Ranks) -> None:
         with in_step():
             later.load(model)
         return
-    # Those of the base have the names that they had before LoRA was added.
-    shares = without_lora(model.state_dict())
+    shares = model.state_dict()
     if later.lora_seed is not None:
+        # The base has the names that it had before LoRA was added.
+        shares = without_lora(shares)
         lora = dict(model.named_parameters())
         for name, values in drawn_lora(model, later.lora_seed):
             take_share(lora[name], values)
@@ -118,18 +119,8 @@ def _allocate(model: LanguageModel, device: torch.device) -> None:
     theirs.
     """
     module: Any = model
-    parts = dict(module.named_modules())
-    first: dict[int, tuple[nn.Module, str]] = {}
-    tied = []
-    for part in parts.values():
-        for name, weight in part.named_parameters(recurse=False, remove_duplicate=False):
-            place = first.setdefault(id(weight), (part, name))
-            if place != (part, name):
-                tied.append((part, name, place))
+    # Swaps what is in a sharded parameter, so that tied ones stay one.
     module._apply(lambda one: torch.zeros_like(one, device=device) if one.is_meta else one)
-    for part, name, (other, there) in tied:
-        # Each name has got memory of its own; FSDP keeps the first.
-        part._parameters[name] = other._parameters[there]
 
 
 def _read(folder: "Path", stored: StoredTensors, shares: Mapping[str, Tensor]) -> None:
