@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.core.randomness import key_for
 from penstock.models.lora.settings import LoraSettings
-from penstock.models.on_meta import parameters_on_meta
 
 if TYPE_CHECKING:
     from peft.tuners import tuners_utils
@@ -38,6 +37,8 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
     except ImportError as error:
         raise MissingExtraError("peft", "lora") from error
     import torch
+
+    from penstock.models.on_meta import parameters_on_meta
 
     if model.lora is not None:
         raise ConfigError("the model already has LoRA; call merge_lora(model) first")
