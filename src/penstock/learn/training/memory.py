@@ -35,9 +35,20 @@ def check_memory(
     *,
     device: torch.device,
     ranks: int,
+    shares: int = 1,
 ) -> None:
     """Refuse a model, or the rows of a step, that cannot fit into all memory of the machine.
     Allocates nothing.
+
+    Args:
+        model: The section `model`; of folders nothing is known yet.
+        vocab_size: Ids of the data.
+        training: How to train.
+        plan: The rows.
+        device: Of this rank.
+        ranks: Those that get different rows.
+        shares: Ranks that divide a model which gets its weights only then; 1: each rank holds it
+            whole at first.
 
     Raises:
         ConfigError: It does not fit.
@@ -47,12 +58,14 @@ def check_memory(
     if isinstance(model, ModelSettings):
         distances = model.prediction_heads
         count = model.with_vocabulary(vocab_size).num_parameters()
-        # Only weights with LoRA or with sharding; otherwise also gradients and the optimizer's
-        # state.
-        needed = count * (4 if training.lora is not None or training.shard else 16)
+        # Of LoRA, or until they are sharded, only the weights; otherwise also gradients and the
+        # optimizer's state.
+        whole_first = training.lora is not None or (training.shard and shares == 1)
+        needed = count * (4 if whole_first else 16) // shares
         _compare(
             "model",
-            f"{count:,} parameters",
+            f"{count:,} parameters"
+            + (f", divided among {shares} processes," if shares > 1 else ""),
             needed,
             device_memory(device),
             "make layers or width smaller",

@@ -75,6 +75,7 @@ class Transformer(nn.Module):
         lora: The LoRA that trains next to it; see `add_lora`.
         new_rows: Rows for entries that its tokenizer gained.
         origin: The run or folder that its weights came from; None: they are new.
+        home: Where its weights will be, if it has none yet.
         facts: What its folder says; empty if its weights were made here.
         blocks: `layers` blocks, the last of which is the head of distance 1, then one for each
             further distance.
@@ -92,6 +93,7 @@ class Transformer(nn.Module):
         self.lora: LoraSettings | None = None
         self.new_rows: NewRows | None = None
         self.origin: str | None = None
+        self.home: torch.device | None = None
         self.facts = ModelFacts()
         self.embedding = nn.Embedding(settings.vocab_size, settings.width)
         kinds = [settings.block(layer) for layer in range(settings.num_blocks)]
@@ -459,8 +461,9 @@ class Transformer(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
-        return self.embedding.weight.device
+        """Device of the weights, or the one where they will be."""
+        found = self.embedding.weight.device
+        return found if found.type != "meta" or self.home is None else self.home
 
     @property
     def compute_dtype(self) -> torch.dtype:

@@ -78,6 +78,7 @@ class HuggingFaceModel(nn.Module):
 
     Attributes:
         inner: The model itself.
+        home: Where its weights will be, if it has none yet.
         lora: The LoRA that trains next to it; see `add_lora`.
         new_rows: Rows for entries that its tokenizer gained.
         origin: The run, folder or hub name that its weights came from; None: unknown.
@@ -88,9 +89,9 @@ class HuggingFaceModel(nn.Module):
         packed: How its rows of several documents run.
     """
 
-    def __init__(self, inner: "PreTrainedModel") -> None:
+    def __init__(self, inner: "PreTrainedModel", home: torch.device | None = None) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner, self.home = inner, home
         self.lora: LoraSettings | None = None
         self.new_rows: NewRows | None = None
         self.origin: str | None = getattr(inner, "name_or_path", None) or None
@@ -143,7 +144,7 @@ class HuggingFaceModel(nn.Module):
     @property
     def is_on_meta(self) -> bool:
         """Whether it has no weights yet."""
-        return self.device.type == "meta"
+        return bool(next(self.inner.parameters()).is_meta)
 
     @property
     def decoder(self) -> Decoder | None:
@@ -437,8 +438,9 @@ class HuggingFaceModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
-        return next(self.inner.parameters()).device  # type: ignore[no-any-return]
+        """Device of the weights, or the one where they will be."""
+        found = next(self.inner.parameters()).device
+        return found if found.type != "meta" or self.home is None else self.home
 
     @property
     def compute_dtype(self) -> torch.dtype:
