@@ -195,14 +195,18 @@ SCRIPT = """
     import os, sys
     from pathlib import Path
     import torch
+    from penstock.learn.training import restoring
     from penstock.learn.training.distributed import Ranks
     from training_makers import train
 
+    # It reads whole models.
+    restoring.load_model = None
     data, folder = Path(sys.argv[1]), Path(sys.argv[2])
     said = []
     with Ranks(torch.device("cpu")) as ranks:
         for name, *options in eval(sys.argv[3]):
-            for more in ({"until": 3 if name[0] == "c" else 2}, {"resume": True}):
+            begin = {"until": 3 if name.startswith("continued") else 2}
+            for more in [begin, {"resume": True}][name.startswith("whole"):]:
                 train(data, folder / name, "training.shard=true", *options, ranks=ranks, say=said.append, **more)
                 ranks.barrier()
     print([one for one in said if one.startswith("weights:")], flush=True)
@@ -238,9 +242,12 @@ def runs(data, tmp_path_factory):
         "from": [f"model=from:{folder}/before"],
         "frozen": ["training.frozen=[embedding.weight]"],
         "lora": ["training.lora={rank: 2}", f"model=hf:{folder}/gemma3_text"],
+        "whole, then divided": [f"model=hf:{folder}/gemma3_text"],
         "continued": [f"training.continue_from={folder}/before"],
         "lora of a run": ["training.lora={rank: 2}", f"model=from:{folder}/before"],
     }
+    name = "whole, then divided"
+    train(data, folder / f"{name} of two", STEPS, *options[name], until=2)
     each = [(f"{name} of two", STEPS, *more) for name, more in options.items()]
     said = run_processes(folder / "train.py", SCRIPT, data, folder, repr(each), processes=2)
     for name, more in options.items():
@@ -248,7 +255,8 @@ def runs(data, tmp_path_factory):
     return folder, said
 
 
-RUNS = ["new", "gemma3", "experts", "from", "frozen", "lora", "lora of a run", "continued"]
+RUNS = ("new", "gemma3", "experts", "from", "frozen", "lora", "lora of a run", "continued")
+RUNS += ("whole, then divided",)
 
 
 @pytest.mark.parametrize("name", RUNS)
