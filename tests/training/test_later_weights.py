@@ -44,6 +44,11 @@ def damage(path, change):
     save_file(weights, path, {"format": "pt"})
 
 
+def slightly_other(weights):
+    for one in weights.values():
+        one += 1e-3
+
+
 def without_norm(weights):
     del weights[next(name for name in sorted(weights) if "norm" in name)]
 
@@ -197,7 +202,8 @@ SCRIPT = """
     import torch
     from penstock.learn.training import restoring
     from penstock.learn.training.distributed import Ranks
-    from training_makers import train
+    from penstock.core.errors import PenstockError
+    from training_makers import make, train
 
     # It reads whole models.
     restoring.load_model = None
@@ -205,20 +211,26 @@ SCRIPT = """
     said = []
     with Ranks(torch.device("cpu")) as ranks:
         for name, *options in eval(sys.argv[3]):
-            begin = {"until": 3 if name.startswith("continued") else 2}
-            for more in [begin, {"resume": True}][name.startswith("whole"):]:
+            for more in [{"until": 5}, {"resume": True}][name.startswith("whole"):]:
                 train(data, folder / name, "training.shard=true", *options, ranks=ranks, say=said.append, **more)
                 ranks.barrier()
+        try:
+            # As where a machine has another copy.
+            own = folder / ("gemma3_text" if ranks.is_first else "other")
+            make(data, folder / "none", "training.shard=true", f"model=hf:{own}", ranks=ranks)
+        except PenstockError as error:
+            print(error)
+    print(said.count("goes on after step 4"))
     print([one for one in said if one.startswith("weights:")], flush=True)
     os._exit(0)
 """  # noqa: E501
-STEPS = "training.steps=4"
+STEPS = "training.steps=6"
 SHORT = ("training.steps=2", "training.schedule.warmup_steps=0")
 
 
 @pytest.fixture(scope="module")
 def runs(data, tmp_path_factory):
-    """Runs of two ranks that were given up after step 2 and went on; and of one process."""
+    """Runs of two ranks that were given up after step 5 and went on from 4; and of one process."""
     folder = tmp_path_factory.mktemp("later runs")
     size = ps.open_dataset(data / "data" / "train").tokenizer.vocab_size
     for kind, more in (
@@ -234,6 +246,8 @@ def runs(data, tmp_path_factory):
         ),
     ):
         tiny_huggingface(kind, vocab_size=size, **more).save_pretrained(folder / kind)
+    shutil.copytree(folder / "gemma3_text", folder / "other")
+    damage(folder / "other" / "model.safetensors", slightly_other)
     train(data, folder / "before", *SHORT, "training.seed=5")
     options = {
         "new": ["training.seed=7"],
@@ -247,7 +261,7 @@ def runs(data, tmp_path_factory):
         "lora of a run": ["training.lora={rank: 2}", f"model=from:{folder}/before"],
     }
     name = "whole, then divided"
-    train(data, folder / f"{name} of two", STEPS, *options[name], until=2)
+    train(data, folder / f"{name} of two", STEPS, *options[name], until=5)
     each = [(f"{name} of two", STEPS, *more) for name, more in options.items()]
     said = run_processes(folder / "train.py", SCRIPT, data, folder, repr(each), processes=2)
     for name, more in options.items():
@@ -263,10 +277,20 @@ RUNS += ("whole, then divided",)
 def test_runs_have_the_losses_of_one_process(runs, name):
     folder, said = runs
     due, found = (read_metrics(folder / f"{name} of {many}") for many in ("one", "two"))
-    assert values(found, "step") == ([3, 4] if name == "continued" else [1, 2, 3, 4])
+    steps = [3, 4, 5, 6] if name == "continued" else [1, 2, 3, 4, 5, 6]
+    assert values(found, "step") == steps
     np.testing.assert_allclose(values(found), values(due), rtol=2e-6)
     # None of them was held whole.
     assert [out.splitlines()[-1] for out, _ in said] == ["[]", "[]"]
+
+
+def test_all_of_them_went_on_from_a_checkpoint(runs):
+    assert [out.splitlines()[-2] for out, _ in runs[1]] == [str(len(RUNS))] * 2
+
+
+def test_ranks_with_other_weights_are_refused(runs):
+    for out, _ in runs[1]:
+        assert "the initial weights is" in out.splitlines()[-3]
 
 
 def test_a_frozen_weight_stays_frozen(runs, data):
