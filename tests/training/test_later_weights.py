@@ -14,15 +14,20 @@ from safetensors.torch import load_file, save_file
 from training_makers import losses, make, train, values, write_run_file
 
 import penstock as ps
+from makers.architectures import make_small
 from makers.models import tiny_huggingface
 from makers.ranks import run_processes, run_ranks
 from penstock.core.errors import ConfigError
 from penstock.learn.training import memory
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.metrics import read_metrics
+from penstock.learn.training.preparing import fill
 from penstock.learn.training.settings import TrainSettings
+from penstock.learn.training.sharding import shard
 from penstock.models import ModelSettings
+from penstock.models.later_weights import load_later
 from penstock.models.on_meta import all_on_meta, parameters_on_meta
+from penstock.models.theirs.loading import load_huggingface
 from penstock.plan.loader import PlanSettings
 from penstock.tokenizers import add_tokens
 
@@ -191,6 +196,44 @@ def test_what_happens_to_one_rank_while_it_reads_is_an_error_of_all(two):
     found = [rank["one_lacks_a_file"] for rank in two]
     assert found[0] == "DistributedError: rank 1 failed: the line is gone"
     assert found[1] == "OSError: the line is gone"
+
+
+USUAL = "gemma3n_text gpt_oss deepseek_v3 mamba2 gpt2 jamba"
+RARE = (
+    "deepseek_v32 gemma2 qwen2 qwen2_moe qwen3_next mistral phi3 phi olmo2 olmoe granite "
+    "granitemoe cohere cohere2 glm glm4 gpt_neox falcon bloom falcon_h1 bamba lfm2 smollm3 "
+    "starcoder2 stablelm exaone4 minimax nemotron opt mpt ministral ernie4_5 "
+    "hunyuan_v1_dense glm4_moe"
+)
+"""Causal models of transformers; next to `THEIRS`, of two ranks."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [*USUAL.split(), *(pytest.param(kind, marks=pytest.mark.slow) for kind in RARE.split())],
+)
+def test_other_models_of_transformers(kind, tmp_path):
+    torch.manual_seed(0)
+    make_small(kind).save_pretrained(tmp_path)
+    expected = load_huggingface(tmp_path, dtype=torch.float32)
+    model, later = load_later(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
+    assert model.inner.config.to_dict() == expected.inner.config.to_dict()
+    # Tried on a twin, as against itself.
+    assert model.fit.shape == expected.fit.shape
+    assert model.packing(64) == expected.packing(64)
+    assert model.decoder == expected.decoder
+    with Ranks(torch.device("cpu")) as ranks:
+        shard(model, ranks)
+        fill(model, later, ranks)
+        found = {name: one.full_tensor() for name, one in model.named_parameters()}
+    buffers = [dict(one.named_buffers()) for one in (model, expected)]
+    assert_equal(found, dict(expected.named_parameters()))
+    assert_equal(*buffers)
+
+
+def assert_equal(found, due):
+    assert found.keys() == due.keys()
+    assert [name for name in due if not torch.equal(found[name], due[name])] == []
 
 
 # -- runs
