@@ -14,15 +14,20 @@ from safetensors.torch import load_file, save_file
 from training_makers import losses, make, train, values, write_run_file
 
 import penstock as ps
+from makers.architectures import make_small
 from makers.models import tiny_huggingface
 from makers.ranks import run_processes, run_ranks
 from penstock.core.errors import ConfigError
 from penstock.learn.training import memory
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.metrics import read_metrics
+from penstock.learn.training.preparing import fill
 from penstock.learn.training.settings import TrainSettings
+from penstock.learn.training.sharding import shard
 from penstock.models import ModelSettings
+from penstock.models.later_weights import load_later
 from penstock.models.on_meta import all_on_meta, parameters_on_meta
+from penstock.models.theirs.loading import load_huggingface
 from penstock.plan.loader import PlanSettings
 from penstock.tokenizers import add_tokens
 
@@ -42,6 +47,11 @@ def damage(path, change):
     weights = load_file(path)
     change(weights)
     save_file(weights, path, {"format": "pt"})
+
+
+def slightly_other(weights):
+    for one in weights.values():
+        one += 1e-3
 
 
 def without_norm(weights):
@@ -188,6 +198,44 @@ def test_what_happens_to_one_rank_while_it_reads_is_an_error_of_all(two):
     assert found[1] == "OSError: the line is gone"
 
 
+USUAL = "gemma3n_text gpt_oss deepseek_v3 mamba2 gpt2 jamba"
+RARE = (
+    "deepseek_v32 gemma2 qwen2 qwen2_moe qwen3_next mistral phi3 phi olmo2 olmoe granite "
+    "granitemoe cohere cohere2 glm glm4 gpt_neox falcon bloom falcon_h1 bamba lfm2 smollm3 "
+    "starcoder2 stablelm exaone4 minimax nemotron opt mpt ministral ernie4_5 "
+    "hunyuan_v1_dense glm4_moe"
+)
+"""Causal models of transformers; next to `THEIRS`, of two ranks."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [*USUAL.split(), *(pytest.param(kind, marks=pytest.mark.slow) for kind in RARE.split())],
+)
+def test_other_models_of_transformers(kind, tmp_path):
+    torch.manual_seed(0)
+    make_small(kind).save_pretrained(tmp_path)
+    expected = load_huggingface(tmp_path, dtype=torch.float32)
+    model, later = load_later(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
+    assert model.inner.config.to_dict() == expected.inner.config.to_dict()
+    # Tried on a twin, as against itself.
+    assert model.fit.shape == expected.fit.shape
+    assert model.packing(64) == expected.packing(64)
+    assert model.decoder == expected.decoder
+    with Ranks(torch.device("cpu")) as ranks:
+        shard(model, ranks)
+        fill(model, later, ranks)
+        found = {name: one.full_tensor() for name, one in model.named_parameters()}
+    buffers = [dict(one.named_buffers()) for one in (model, expected)]
+    assert_equal(found, dict(expected.named_parameters()))
+    assert_equal(*buffers)
+
+
+def assert_equal(found, due):
+    assert found.keys() == due.keys()
+    assert [name for name in due if not torch.equal(found[name], due[name])] == []
+
+
 # -- runs
 
 
@@ -195,26 +243,37 @@ SCRIPT = """
     import os, sys
     from pathlib import Path
     import torch
+    from penstock.learn.training import restoring
     from penstock.learn.training.distributed import Ranks
-    from training_makers import train
+    from penstock.core.errors import PenstockError
+    from training_makers import make, train
 
+    # It reads whole models.
+    restoring.load_model = None
     data, folder = Path(sys.argv[1]), Path(sys.argv[2])
     said = []
     with Ranks(torch.device("cpu")) as ranks:
         for name, *options in eval(sys.argv[3]):
-            for more in ({"until": 3 if name[0] == "c" else 2}, {"resume": True}):
+            for more in [{"until": 5}, {"resume": True}][name.startswith("whole"):]:
                 train(data, folder / name, "training.shard=true", *options, ranks=ranks, say=said.append, **more)
                 ranks.barrier()
+        try:
+            # As where a machine has another copy.
+            own = folder / ("gemma3_text" if ranks.is_first else "other")
+            make(data, folder / "none", "training.shard=true", f"model=hf:{own}", ranks=ranks)
+        except PenstockError as error:
+            print(error)
+    print(said.count("goes on after step 4"))
     print([one for one in said if one.startswith("weights:")], flush=True)
     os._exit(0)
 """  # noqa: E501
-STEPS = "training.steps=4"
+STEPS = "training.steps=6"
 SHORT = ("training.steps=2", "training.schedule.warmup_steps=0")
 
 
 @pytest.fixture(scope="module")
 def runs(data, tmp_path_factory):
-    """Runs of two ranks that were given up after step 2 and went on; and of one process."""
+    """Runs of two ranks that were given up after step 5 and went on from 4; and of one process."""
     folder = tmp_path_factory.mktemp("later runs")
     size = ps.open_dataset(data / "data" / "train").tokenizer.vocab_size
     for kind, more in (
@@ -230,6 +289,8 @@ def runs(data, tmp_path_factory):
         ),
     ):
         tiny_huggingface(kind, vocab_size=size, **more).save_pretrained(folder / kind)
+    shutil.copytree(folder / "gemma3_text", folder / "other")
+    damage(folder / "other" / "model.safetensors", slightly_other)
     train(data, folder / "before", *SHORT, "training.seed=5")
     options = {
         "new": ["training.seed=7"],
@@ -238,9 +299,12 @@ def runs(data, tmp_path_factory):
         "from": [f"model=from:{folder}/before"],
         "frozen": ["training.frozen=[embedding.weight]"],
         "lora": ["training.lora={rank: 2}", f"model=hf:{folder}/gemma3_text"],
+        "whole, then divided": [f"model=hf:{folder}/gemma3_text"],
         "continued": [f"training.continue_from={folder}/before"],
         "lora of a run": ["training.lora={rank: 2}", f"model=from:{folder}/before"],
     }
+    name = "whole, then divided"
+    train(data, folder / f"{name} of two", STEPS, *options[name], until=5)
     each = [(f"{name} of two", STEPS, *more) for name, more in options.items()]
     said = run_processes(folder / "train.py", SCRIPT, data, folder, repr(each), processes=2)
     for name, more in options.items():
@@ -248,17 +312,28 @@ def runs(data, tmp_path_factory):
     return folder, said
 
 
-RUNS = ["new", "gemma3", "experts", "from", "frozen", "lora", "lora of a run", "continued"]
+RUNS = ("new", "gemma3", "experts", "from", "frozen", "lora", "lora of a run", "continued")
+RUNS += ("whole, then divided",)
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_runs_have_the_losses_of_one_process(runs, name):
     folder, said = runs
     due, found = (read_metrics(folder / f"{name} of {many}") for many in ("one", "two"))
-    assert values(found, "step") == ([3, 4] if name == "continued" else [1, 2, 3, 4])
+    steps = [3, 4, 5, 6] if name == "continued" else [1, 2, 3, 4, 5, 6]
+    assert values(found, "step") == steps
     np.testing.assert_allclose(values(found), values(due), rtol=2e-6)
     # None of them was held whole.
     assert [out.splitlines()[-1] for out, _ in said] == ["[]", "[]"]
+
+
+def test_all_of_them_went_on_from_a_checkpoint(runs):
+    assert [out.splitlines()[-2] for out, _ in runs[1]] == [str(len(RUNS))] * 2
+
+
+def test_ranks_with_other_weights_are_refused(runs):
+    for out, _ in runs[1]:
+        assert "the initial weights is" in out.splitlines()[-3]
 
 
 def test_a_frozen_weight_stays_frozen(runs, data):

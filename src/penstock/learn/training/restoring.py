@@ -3,6 +3,7 @@ one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +19,9 @@ from penstock.models.ours.importing import refuse_not_finite
 from penstock.models.ours.transformer import Transformer
 from penstock.models.own_model import OwnModel
 from penstock.models.saving import load_model, saved_settings, stored_weights
-from penstock.models.tensor_files import local_part
+from penstock.models.tensor_files import StoredTensors, local_part
+from penstock.models.theirs.model import HuggingFaceModel
+from penstock.models.theirs.stored_names import stored_by_names
 
 _NAMED = 6
 """Parameters that a message names."""
@@ -34,6 +37,11 @@ def load_weights(checkpoint: Checkpoint, model: LanguageModel, cure: str) -> Non
     """
     folder, present = checkpoint.part(MODEL), model.state_dict()
     stored, whole = stored_weights(folder), None
+    if stored is None and isinstance(model, HuggingFaceModel) and _is_sharded(present):
+        stored = _by_names(folder, model)
+        if stored is not None:
+            # One name of each tied weight.
+            present = {name: present[name] for name in stored.shapes}
     if stored is None:
         # Only transformers, or the base of LoRA, knows what the names on the disk stand for.
         saved = load_model(folder, device="cpu")
@@ -54,6 +62,13 @@ def load_weights(checkpoint: Checkpoint, model: LanguageModel, cure: str) -> Non
         else:
             model.load_state_dict(values)
     refuse_not_finite(folder, ((n, local_part(p)) for n, p in model.named_parameters()))
+
+
+def _by_names(folder: Path, model: HuggingFaceModel) -> StoredTensors | None:
+    """Weights in the layout of transformers, if their names are the model's; None: they are not."""
+    if model.lora is not None or saved_settings(folder)[1] is not None:
+        return None
+    return stored_by_names(folder, model.inner, converts=False)
 
 
 def _is_sharded(tensors: Mapping[str, Tensor]) -> bool:
