@@ -47,7 +47,8 @@ class PlainGraph:
 
         with Watch() as watch:
             out = self._run()
-        assert not watch.reads + watch.copies + watch.blocking
+        looked = watch.reads + watch.copies + watch.blocking
+        assert not looked, looked
         return out, found
 
 

@@ -12,6 +12,7 @@ token for each sequence have fixed shapes, and are replayed as CUDA graphs (`sta
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -139,8 +140,8 @@ class PagedCache(HeldSequences):
         least = self.pages.total + short
         for total in dict.fromkeys((max(2 * self.pages.total, FIRST_PAGES, least), least)):
             total = min(total, self._most)
-            if total < least:
-                return False
+            if total < least or (total - self.pages.total) * self.page_bytes > self._spare():
+                continue
             try:
                 # Layer by layer, so that only one of them is there twice.
                 for layer, pools in enumerate(self.pools):
@@ -153,6 +154,14 @@ class PagedCache(HeldSequences):
             self.pages.add(total)
             return True
         return False
+
+    def _spare(self) -> float:
+        """Bytes that the device can give, but for a twentieth of it, which passes need."""
+        if self.device.type != "cuda":
+            return math.inf
+        free, whole = torch.cuda.mem_get_info(self.device)
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return free + kept - whole / 20
 
     def _wider(self, pool: Tensor, total: int) -> Tensor:
         if len(pool) >= total:
