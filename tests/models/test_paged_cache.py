@@ -24,6 +24,7 @@ from penstock.core.errors import ConfigError
 from penstock.models.attention.paged import PAGE, refusal, try_pages
 from penstock.models.pages import Pages
 from penstock.models.static_steps import WARM, CudaGraph, StaticSteps
+from penstock.models.text_cache import TextCache
 from penstock.models.theirs.model import HuggingFaceModel
 
 CPU = torch.device("cpu")
@@ -313,3 +314,13 @@ def test_a_cuda_graph_is_tried_before_it_is_recorded(waits, recorded, monkeypatc
     else:
         assert called == [*["run"] * WARM, *tried, "wait", "thread_local", "run", *["replay"] * 2]
         assert not steps.reason
+
+
+def test_texts_lack_room_for_their_keys_alone():
+    keys = paged(MODELS[None], 2, 16, most=2)
+    texts = TextCache(2, 40, CPU, keys)
+    assert not TextCache(2, 40, CPU).lack({0: 30})
+    assert not texts.lack({0: 8})
+    assert "full: 2 pages" in texts.lack({0: 8, 1: 1})
+    # Beyond the keys' capacity texts are read without them.
+    assert not texts.lack({0: 8, 1: 30})

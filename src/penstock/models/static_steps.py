@@ -103,7 +103,7 @@ class _Shape:
 
 @final
 class StaticSteps:
-    """The steps of one cache and model.
+    """The steps of one cache and model, whose weights stay where they are.
 
     Attributes:
         reason: Why steps are not recorded any more; empty: they are.
