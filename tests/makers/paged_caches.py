@@ -47,8 +47,8 @@ class PlainGraph:
 
         with Watch() as watch:
             out = self._run()
-        waits = watch.reads + watch.copies + watch.blocking
-        assert not waits, f"a recorded step reads or waits: {waits}"
+        looked = watch.reads + watch.copies + watch.blocking
+        assert not looked, looked
         return out, found
 
 

@@ -3,8 +3,10 @@ cache; pages are shared, counted and given back; recorded steps give the same bi
 """
 
 import logging
+import warnings
 from collections import Counter
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +23,8 @@ from makers.paged_caches import PlainGraph, paged
 from penstock.core.errors import ConfigError
 from penstock.models.attention.paged import PAGE, refusal, try_pages
 from penstock.models.pages import Pages
-from penstock.models.static_steps import WARM
+from penstock.models.static_steps import WARM, CudaGraph, StaticSteps
+from penstock.models.text_cache import TextCache
 from penstock.models.theirs.model import HuggingFaceModel
 
 CPU = torch.device("cpu")
@@ -198,7 +201,7 @@ def test_a_step_that_reads_is_not_recorded(caplog, monkeypatch):
         for _ in range(9):
             model.extend(one, one[0], cache, torch.tensor([0]))
     assert len([x for x in caplog.records if "without CUDA graphs" in x.message]) == 1
-    assert "reads" in cache.steps.reason
+    assert "__int__" in cache.steps.reason
     other = model.new_cache(2, 24)
     for _ in range(9):
         due = model.extend(one, one[0], other, torch.tensor([0]))
@@ -236,6 +239,15 @@ def test_a_device_without_memory_is_a_full_pool(monkeypatch):
     assert "full" in cache.lack({0: 4 * 20})
 
 
+def test_the_pool_leaves_what_the_device_does_not_have(monkeypatch):
+    cache = paged(MODELS[None], 3, 4000)
+    monkeypatch.setattr(type(cache), "_spare", lambda self: 15.5 * self.page_bytes)
+    assert not cache.lack({0: 4 * 15})
+    assert not cache.lack({0: 4 * 30})
+    assert cache.pages.total == 31
+    assert "full" in cache.lack({0: 4 * 60})
+
+
 def test_the_trial_compares_both_ways(monkeypatch):
     with varlen_on_the_cpu(monkeypatch):
         assert try_pages(2, 8, CPU, torch.float32, 4) == ""
@@ -254,3 +266,61 @@ def test_what_flash_attention_refuses():
     assert refusal(cuda, torch.bfloat16, 64, 30.0) == "scores are capped"
     assert refusal(cuda, torch.bfloat16, 320, None) == "heads are 320 wide"
     assert PAGE % 256 == 0
+
+
+@pytest.mark.parametrize(("waits", "recorded"), [(False, 1), (True, 0)])
+def test_a_cuda_graph_is_tried_before_it_is_recorded(waits, recorded, monkeypatch):
+    """With stand-ins for torch's own: in which order what is called."""
+    called: list[str] = []
+
+    def log(name, found=None):
+        return lambda *_, **__: (called.append(name), found)[1]
+
+    stream = SimpleNamespace(wait_stream=log("wait"))
+
+    class Graphs(nullcontext):
+        def __init__(self, graph, **given_):
+            called.append(given_["capture_error_mode"])
+            super().__init__()
+
+    for name, stand_in in {
+        "CUDAGraph": lambda: SimpleNamespace(replay=log("replay")),
+        "graph_pool_handle": log("pool", (1, 2)),
+        "Stream": lambda: stream,
+        "current_stream": lambda: stream,
+        "stream": lambda _: nullcontext(),
+        "graph": Graphs,
+        "get_sync_debug_mode": lambda: 0,
+        "set_sync_debug_mode": log("mode"),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(CudaGraph, "_pool", None)
+
+    def function(inputs):
+        called.append("run")
+        if waits and called.count("mode") == 1:
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        return inputs + 1
+
+    steps = StaticSteps(CudaGraph, CPU)
+    for number in range(WARM + 2):
+        found = steps.run("shape", torch.tensor([number], dtype=torch.int32), function)
+    assert steps.recorded == recorded
+    tried = ["pool", "wait", "mode", "run", "mode"]
+    if waits:
+        assert called == ["run"] * WARM + tried + ["run", "run"]
+        assert found.tolist() == [WARM + 2]
+        assert "reads numbers from the device" in steps.reason
+    else:
+        assert called == [*["run"] * WARM, *tried, "wait", "thread_local", "run", *["replay"] * 2]
+        assert not steps.reason
+
+
+def test_texts_lack_room_for_their_keys_alone():
+    keys = paged(MODELS[None], 2, 16, most=2)
+    texts = TextCache(2, 40, CPU, keys)
+    assert not TextCache(2, 40, CPU).lack({0: 30})
+    assert not texts.lack({0: 8})
+    assert "full: 2 pages" in texts.lack({0: 8, 1: 1})
+    # Beyond the keys' capacity texts are read without them.
+    assert not texts.lack({0: 8, 1: 30})

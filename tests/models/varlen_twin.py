@@ -16,7 +16,9 @@ def _documents(bounds: tuple[Tensor, Tensor], window: list[int]) -> Iterator[Any
     """Queries and keys of each document, and bool [queries, keys]: what is seen."""
     for (a, b), (c, d) in zip(*(x.unfold(0, 2, 1).tolist() for x in bounds), strict=True):
         queries, keys = torch.arange(b - a)[:, None] + (d - c) - (b - a), torch.arange(d - c)
-        seen = keys <= queries + window[1]
+        seen = torch.ones(b - a, d - c, dtype=torch.bool)
+        if window[1] >= 0:
+            seen &= keys <= queries + window[1]
         if window[0] >= 0:
             seen &= keys >= queries - window[0]
         yield slice(a, b), slice(c, d), seen

@@ -8,6 +8,7 @@ one call. A step that cannot be recorded runs as before, which is said once, wit
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol, final
 
@@ -57,7 +58,7 @@ class CudaGraph:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            run()
+            _refuse_reads(run)
         torch.cuda.current_stream().wait_stream(stream)
         # Other threads, such as a loader's, go on copying.
         with torch.cuda.graph(
@@ -68,6 +69,26 @@ class CudaGraph:
     def replay(self) -> None:
         """See `Graph`."""
         self._graph.replay()
+
+
+def _refuse_reads(run: Callable[[], object]) -> None:
+    """Run a step once, and refuse one in which the host waits for the device: that would spoil a
+    recording.
+
+    Raises:
+        RuntimeError: It does.
+    """
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        # Not "error": that would end other threads, such as a teacher's.
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            run()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    if any("called a synchronizing" in str(one.message) for one in found):
+        raise RuntimeError("its code reads numbers from the device")
 
 
 @final
@@ -82,7 +103,7 @@ class _Shape:
 
 @final
 class StaticSteps:
-    """The steps of one cache and model.
+    """The steps of one cache and model, whose weights stay where they are.
 
     Attributes:
         reason: Why steps are not recorded any more; empty: they are.
@@ -92,6 +113,11 @@ class StaticSteps:
         self._make, self._device = make, device
         self._shapes: dict[Hashable, _Shape] = {}
         self.reason = ""
+
+    @property
+    def recorded(self) -> int:
+        """Number of shapes whose steps are replayed."""
+        return sum(held.graph is not None for held in self._shapes.values())
 
     def forget(self) -> None:
         """Forget all graphs: memory that they read is no longer there."""

@@ -335,7 +335,7 @@ class Engine:
         Raises:
             ConfigError: There is no id, too many, or one outside the vocabulary.
         """
-        self._check_ids(prompt)
+        self._check_ids([*prompt])
         return score(self._model, prompt, most, self.context_length)
 
     def _join(self, sequence: sequences.Sequence) -> None:

@@ -19,6 +19,7 @@ from penstock.models.attention import LayerAttend
 from penstock.models.attention.compiling import uncompiled
 from penstock.models.isolation.report import describe
 from penstock.models.key_caches import KeyCache, new_key_cache
+from penstock.models.paged_cache import PagedCache
 from penstock.models.text_cache import TextCache
 from penstock.models.theirs.attention import PROMPT, distance, one_line, rounding
 from penstock.models.theirs.cache import TheirCaches
@@ -275,6 +276,9 @@ class Generation:
     def steps(self, tokens: Tensor) -> Tensor:
         """Logits after a prompt in two parts, and after each single step to the end."""
         cache, cuts = self._keys(1, len(tokens)), [0, PROMPT // 2, *range(PROMPT, len(tokens) + 1)]
+        if isinstance(cache, PagedCache):
+            # A trial is too short for graphs.
+            cache.steps = None
         found = [
             self.extend(tokens[None, begin:end], torch.tensor([end - begin]), cache)
             for begin, end in pairwise(cuts)
