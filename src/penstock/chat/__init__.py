@@ -17,6 +17,9 @@ from penstock.chat.records.conversation import Conversation, MessageWeights, Ran
 from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.layouts import detect_layout, read_conversation
 from penstock.chat.render.template import Rendered, Template, load_template, template_names
+from penstock.chat.trajectories.paths import TokenPath
+from penstock.chat.trajectories.proof import TrajectoryCertificate
+from penstock.chat.trajectories.trajectory import Step, Trajectory
 from penstock.core.lazy_imports import public_names
 
 __all__ = [
@@ -34,7 +37,11 @@ __all__ = [
     "Range",
     "Rendered",
     "ResolvedBoundary",
+    "Step",
     "Template",
+    "TokenPath",
+    "Trajectory",
+    "TrajectoryCertificate",
     "detect_family",
     "detect_layout",
     "encode",

@@ -1,0 +1,3 @@
+"""Conversations with an engine whose sampled tokens are kept bit for bit: what to send next, and
+what to train on.
+"""
