@@ -63,7 +63,7 @@ class OpenPath:
         self.sampled_end = len(self.ids)
 
     def branch(self, ids: Sequence[int]) -> "OpenPath":
-        """A new path with other ids; log-probabilities in the beginning that both share are kept."""
+        """A new path with other ids; it keeps the log-probabilities of the shared beginning."""
         shared = common(self.ids, ids)
         rest = [0.0] * (len(ids) - shared)
         return OpenPath([*ids], [0.0] * len(ids), self.logs[:shared] + rest)

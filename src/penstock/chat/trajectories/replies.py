@@ -12,6 +12,8 @@ from penstock.tokenizers.token_text import Spelling
 
 CUT = "length"
 """Why a reply ended that its limit cut."""
+STOPPED = ("stop", "tool_calls", "function_call")
+"""Why a reply ended that ended by itself."""
 _THOUGHTS = ("<think>", "</think>")
 
 
@@ -29,7 +31,9 @@ class Said:
     is_text: bool
     """Whether its bytes are UTF-8; False where it was cut inside a character."""
     ended: str
-    """Name of the control token that ends it; empty: none, or its limit cut it."""
+    """Name of the control token at its end; empty: none."""
+    stopped: bool = False
+    """Whether the engine says that it ended by itself."""
 
 
 @final

@@ -10,8 +10,8 @@ Which end, by the last sampled token if it is a control token:
 1. the turn ends with it: the end of the turn;
 2. the text behind the turn begins with it, after white space: behind it. So it is with terminators
    that are written with the *next* message, and in GLM, whose stop tokens open it;
-3. it is another stop id (gpt-oss samples `<|return|>` where the history has `<|end|>`): the end of
-   the turn;
+3. it is another stop id, or the engine says that it stopped there and the turn has no such token
+   (gpt-oss samples `<|return|>` where the history has `<|end|>`): the end of the turn;
 4. otherwise the reply was cut. If the turn begins with its text and no words follow, the tail
    begins behind that text, so the template closes what it opened (`</tool_call>`). If it is written
    otherwise, the template's terminator follows, with white space that belongs to it.
@@ -86,7 +86,8 @@ class Tails:
             at = end + len(text[end:]) - len(text[end:].lstrip())
             if text.startswith(said.ended, at) and literal[at]:
                 return at + len(said.ended)
-            if said.ended in self.stops:
+            closes = said.stopped and said.ended not in text[turn.begin : end]
+            if said.ended in self.stops or closes:
                 return end
         for words in (said.text, said.text.strip()):
             at = turn.begin + len(words)

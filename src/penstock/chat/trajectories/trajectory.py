@@ -38,6 +38,7 @@ from penstock.chat.trajectories.paths import OpenPath, TokenPath
 from penstock.chat.trajectories.proof import Proof, TrajectoryCertificate
 from penstock.chat.trajectories.replies import (
     CUT,
+    STOPPED,
     Said,
     TokenTexts,
     as_message,
@@ -197,7 +198,8 @@ class Trajectory:
             ids: The sampled tokens, with the one that ended the reply.
             log_probabilities: Of each, in nats, when it was sampled; None: unknown.
             message: What the reply says, for the template; None: read from its text.
-            finish_reason: `length` if a limit cut it: then it makes no call.
+            finish_reason: Why it ended, in the words of OpenAI's API: `length` if a limit cut it,
+                then it makes no call; `stop` or `tool_calls` if it ended by itself.
             weights: Loss weight of each token; None: 1.
 
         Returns:
@@ -235,6 +237,7 @@ class Trajectory:
                 text=text,
                 is_text=is_text,
                 ended=ended,
+                stopped=finish_reason in STOPPED,
             )
         )
         self.messages.append(found)
