@@ -273,7 +273,8 @@ def test_texts_become_parts_once_a_template_wants_them(tokenizer):
     found = says(Trajectory(tokenizer, source), "It is 42.<|im_end|>")
     assert found == (
         "<|im_start|>user\nWhat is 6 times 7?<|im_end|>\n"
-        "<|im_start|>assistant\nIt is 42.<|im_end|>\n<|im_start|>user\nAnd 2?<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>assistant\nIt is 42.<|im_end|>\n"
+        "<|im_start|>user\nAnd 2?<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
@@ -294,7 +295,7 @@ def test_tools_behind_the_reply_are_refused(tokenizer):
     trajectory.prompt(ASKED)
     trajectory.reply(ids_of(tokenizer, "It is 42.<|im_end|>"))
     with pytest.raises(
-        ConversationError, match="writes the tools again behind message 1.*template"
+        ConversationError, match=r"writes the tools again behind message 1.*template"
     ):
         trajectory.prompt(MORE)
     # Nothing has changed.

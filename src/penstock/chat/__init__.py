@@ -17,8 +17,10 @@ from penstock.chat.records.conversation import Conversation, MessageWeights, Ran
 from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.layouts import detect_layout, read_conversation
 from penstock.chat.render.template import Rendered, Template, load_template, template_names
+from penstock.chat.trajectories.finished import FinishedTrajectory
 from penstock.chat.trajectories.paths import TokenPath
 from penstock.chat.trajectories.proof import TrajectoryCertificate
+from penstock.chat.trajectories.records import TrajectoryReader
 from penstock.chat.trajectories.trajectory import Step, Trajectory
 from penstock.core.lazy_imports import public_names
 
@@ -30,6 +32,7 @@ __all__ = [
     "Dropped",
     "EncodedChat",
     "Family",
+    "FinishedTrajectory",
     "LayoutSettings",
     "MaskSettings",
     "MessageWeights",
@@ -42,6 +45,7 @@ __all__ = [
     "TokenPath",
     "Trajectory",
     "TrajectoryCertificate",
+    "TrajectoryReader",
     "detect_family",
     "detect_layout",
     "encode",

@@ -34,6 +34,8 @@ class Said:
     """Name of the control token at its end; empty: none."""
     stopped: bool = False
     """Whether the engine says that it ended by itself."""
+    cut: bool = False
+    """Whether the engine says that a limit cut it."""
 
 
 @final

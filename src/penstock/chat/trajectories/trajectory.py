@@ -34,6 +34,7 @@ from penstock.chat.render.excerpts import find_turns
 from penstock.chat.render.forms import forms_of
 from penstock.chat.render.template import Rendered, Template, load_template, own_template
 from penstock.chat.render.turns import RenderedConversation, Turn, difference
+from penstock.chat.trajectories.finished import FinishedTrajectory
 from penstock.chat.trajectories.paths import OpenPath, TokenPath
 from penstock.chat.trajectories.proof import Proof, TrajectoryCertificate
 from penstock.chat.trajectories.replies import (
@@ -238,6 +239,7 @@ class Trajectory:
                 is_text=is_text,
                 ended=ended,
                 stopped=finish_reason in STOPPED,
+                cut=cut,
             )
         )
         self.messages.append(found)
@@ -253,6 +255,42 @@ class Trajectory:
         token; those without a reply of their own are left out.
         """
         return tuple(path for path in (*self._done, self._path.done()) if path.replies)
+
+    def finish(
+        self,
+        *,
+        reward: float | None = None,
+        advantage: float | None = None,
+        group: str | None = None,
+        temperature: float | None = None,
+        step_rewards: Sequence[float] = (),
+        step_advantages: Sequence[float] = (),
+    ) -> FinishedTrajectory:
+        """The trajectory with what it earned, for `ps.write_trajectories`; see
+        `FinishedTrajectory`.
+
+        Raises:
+            ConfigError: There is no reply, a number is not finite, or there is not one for each
+                reply.
+            ConversationError: The certificate has a problem.
+        """
+        certificate = self.certificate
+        if not certificate.ok:
+            raise ConversationError(f"trajectory: {certificate.problems[0]}")
+        for name, given in (("step_rewards", step_rewards), ("step_advantages", step_advantages)):
+            if len(given) not in (0, len(self._said)):
+                raise ConfigError(f"{name}: {len(given)} numbers for {len(self._said)} replies")
+        return FinishedTrajectory(
+            paths=self.paths(),
+            reward=reward,
+            advantage=advantage,
+            group=group,
+            truncated=bool(self._said) and self._said[-1].cut,
+            temperature=temperature,
+            has_log_probabilities=self._has_logs,
+            step_rewards=tuple(step_rewards),
+            step_advantages=tuple(step_advantages),
+        )
 
     @property
     def certificate(self) -> TrajectoryCertificate:

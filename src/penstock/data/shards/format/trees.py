@@ -40,6 +40,14 @@ TEMPERATURE, TRUNCATED = "temperature", "truncated"
 """More values of a sampled answer: the temperature of the sampler, and 1 where `max_tokens` or the
 context cut it.
 """
+ANSWER = "answer"
+"""Number of the answer that a path belongs to, within its document; one of several paths is a
+trajectory whose history was rewritten. Without it, each path is an answer.
+"""
+LOG_PROBABILITIES, TOKEN_ADVANTAGES = "log_probabilities", "advantages"
+"""Columns of sampled answers: of each sampled token what the sampler gave it, in nats; and its own
+advantage.
+"""
 UNITS = ("branches", "paths", "pairs", "examples", "path_tokens")
 """What the first words of a stored tree count."""
 _HEAD, _TAIL = 5, 2
