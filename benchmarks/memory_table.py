@@ -4,6 +4,7 @@ import torch
 
 from penstock.learn.training.computing import kept_bytes
 from penstock.learn.training.settings import TrainSettings
+from penstock.models.four_bits import BLOCK, SCALES_BLOCK
 from penstock.models.ours.transformer import Transformer
 from penstock.models.settings import ModelSettings
 
@@ -39,21 +40,26 @@ SHAPES = {
 
 
 def numbers(settings: ModelSettings) -> list[float]:
-    """GB of a model: all trained, over 8, with LoRA; activations without checkpoints and with."""
+    """GB of a model: all trained, over 8, with LoRA, with LoRA on 4 bits; activations without
+    checkpoints and with.
+    """
     with torch.device("meta"):
         model = Transformer(settings)
     count = sum(weight.numel() for weight in model.parameters())
+    packed = sum(weight.numel() for weight in model.blocks.parameters() if weight.ndim == 2)
+    each = 0.5 + 1 / BLOCK + 4 / (BLOCK * SCALES_BLOCK)
+    four_bits = each * packed + 2 * (count - packed)
     kept = [
         SLOTS * kept_bytes(model, TrainSettings(activation_checkpointing=kind), torch.bfloat16)
         for kind in ("none", "selective", "full")
     ]
-    return [one / 1e9 for one in (16 * count, 2 * count, 2 * count, *kept)]
+    return [one / 1e9 for one in (16 * count, 2 * count, 2 * count, four_bits, *kept)]
 
 
 def main() -> None:
     """Print the table."""
     print(f"GB; rows of {SLOTS:,} slots in bfloat16")
-    print("model  trained  over 8   LoRA   none  selective  full")
+    print("model  trained  over 8   LoRA     4 bits   none  selective  full")
     for name, settings in SHAPES.items():
         print(f"{name:5}", *(f"{one:8.1f}" for one in numbers(settings)))
 

@@ -32,7 +32,10 @@ TORCH_ROOMS = tuple(
         *("integrations", "models", "learn", "use.serving"),
         *(
             f"use.config.{module}"
-            for module in ("summary", "teacher_cache", "teachers", "training", "vocabularies")
+            for module in (
+                *("initial_models", "summary", "teacher_cache", "teachers", "training"),
+                "vocabularies",
+            )
         ),
         *(
             f"use.runs.{module}"

@@ -18,6 +18,9 @@ class TableCache:
     def kept(self, sequence: int, length: int) -> int:
         return length
 
+    def lack(self, growing: dict[int, int]) -> str:
+        return ""
+
     def truncate(self, sequence: int, length: int) -> None:
         assert 0 <= length <= len(self.tokens[sequence])
         del self.tokens[sequence][length:]

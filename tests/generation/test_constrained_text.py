@@ -3,6 +3,8 @@
 import json
 import threading
 from collections import Counter
+from collections.abc import Collection
+from typing import Any
 
 import jsonschema
 import pytest
@@ -16,7 +18,7 @@ from patience import PATIENCE_SECONDS
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.learn.generation import Engine, Sampling, grammar
 from penstock.learn.generation.grammar import Grammars
-from penstock.learn.generation.sampling import change
+from penstock.learn.generation.sampling import Changes, change
 
 TOKENIZER = byte_tokenizer("<bos>", "<end>")
 SCHEMA = {
@@ -45,6 +47,17 @@ def engine() -> Engine:
 tokens = st.integers(0, 9)
 
 
+def changed(
+    logits: torch.Tensor, sampling: Sampling, counts: Any, seen: Collection[int] = ()
+) -> None:
+    """The second row of two, of which the first stays as it is."""
+    rows, changes = torch.stack([logits, logits]), Changes(len(logits))
+    changes.add(1, sampling, counts, seen)
+    change(rows, changes.parts())
+    assert torch.equal(rows[0], logits)
+    logits.copy_(rows[1])
+
+
 @settings(deadline=None)
 @given(
     st.lists(tokens, max_size=20),
@@ -62,7 +75,7 @@ def test_penalties_are_those_of_the_formula(chosen, frequency, presence, bias) -
         - (token in chosen) * presence
         for token in range(10)
     ]
-    change(logits, sampling, Counter(chosen))
+    changed(logits, sampling, Counter(chosen))
     torch.testing.assert_close(logits, torch.tensor(due, dtype=torch.float64))
 
 
@@ -339,7 +352,7 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
 
     ids, logits = [3, 1, 1, 5], torch.linspace(-1, 1, 10)
     due = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([ids]), logits[None].clone())[0]
-    change(logits, Sampling(repetition_penalty=penalty), {}, set(ids))
+    changed(logits, Sampling(repetition_penalty=penalty), {}, set(ids))
     torch.testing.assert_close(logits, due, rtol=0, atol=0)
 
 

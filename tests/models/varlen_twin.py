@@ -32,10 +32,26 @@ def _scores(q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int,
     is_causal: bool = False, scale: float | None = None, window_size: Any = None,
-    enable_gqa: bool = False, *_: Any,
+    enable_gqa: bool = False, seqused_k: Tensor | None = None, block_table: Tensor | None = None,
+    *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    assert enable_gqa == (q.shape[1] != k.shape[1])
-    assert max_q == int(cu_q.diff().max())
+    assert enable_gqa == (q.shape[1] != k.shape[-2])
+    if block_table is None:
+        assert max_q == int(cu_q.diff().max())
+    else:
+        # Pages are put into a row, sequence by sequence.
+        assert seqused_k is not None
+        assert block_table.dtype == seqused_k.dtype == torch.int32
+        assert max_q >= int(cu_q.diff().max())
+        assert max_k >= int(seqused_k.max())
+        assert cu_k.diff().equal(seqused_k)
+        k, v = (
+            torch.cat([
+                x[table].flatten(0, 1)[:count]
+                for table, count in zip(block_table, seqused_k.tolist(), strict=True)
+            ])
+            for x in (k, v)
+        )  # fmt: skip
     out, sums = torch.empty_like(q), torch.empty(q.shape[1], q.shape[0])
     for queries, keys, seen in _documents((cu_q, cu_k), window_size):
         scores = _scores(q[queries], k[keys], seen)

@@ -29,6 +29,7 @@ NEED_EXTRAS = (
 ON_USE = (
     "penstock.plan.inputs.torch_tensors",
     "penstock.use.cli.used",
+    "penstock.use.config.initial_models",
     "penstock.use.config.summary",
     "penstock.use.config.teacher_cache",
     "penstock.use.config.teachers",

@@ -4,8 +4,9 @@
 positions count from its beginning, so nothing ever moves. `clear` frees a sequence's place for
 another; `copy` gives one sequence the beginning of another. Memory: 2 × layers × sequences ×
 capacity × kv_heads × head_width numbers at most. On the CPU the system provides a page when it is
-first written, so memory follows what was stored; on a GPU all sequences have room for the longest
-so far, doubled when it is full.
+first written, so memory follows what was stored; on CUDA there are pages of our own
+(`PagedCache`). On other devices all sequences have room for the longest so far, doubled when it is
+full.
 
 The cost of a step follows the tokens attended: sequences in adjacent slots share a call of the
 attention only where that costs less than a call for each.
@@ -13,25 +14,24 @@ attention only where that costs less than a call for each.
 
 import math
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError
-from penstock.media.prompts import PromptImages
-from penstock.media.rows import RowMedia
 from penstock.models.attention import AttentionLayer
 from penstock.models.attention.backends import flash, plain_heads
 from penstock.models.attention.kernels import sdpa
 from penstock.models.attention.sinks import add_sinks
 from penstock.models.attention.softcap import capped_attention
-from penstock.models.recurrent.borders import Borders
+from penstock.models.new_tokens import HeldSequences, NewTokens, Step, check_growth
+from penstock.plan.inputs.torch_tensors import together_on_device
 
 FIRST_ROOM = 256
-"""GPU: tokens for which each sequence has room at first."""
+"""Not on the CPU: tokens for which each sequence has room at first."""
 CALL_BYTES_CPU, CALL_BYTES_GPU = 200_000, 30_000_000
 """Keys and values that are read in the time that one more call of the attention takes: about 15 µs,
 at 13 GB/s on a core, at 2 TB/s on a GPU (not measured).
@@ -40,31 +40,8 @@ Past = list[tuple[int, int, int]]
 """Of each row: its sequence, the number of its stored tokens, the number of its new tokens."""
 
 
-class SequenceCache(Protocol):
-    """The part of a cache that generation uses."""
-
-    lengths: Tensor
-    """int64 [sequences] on the CPU: number of stored tokens of each."""
-    capacity: int
-    """Maximum tokens of a sequence."""
-
-    def clear(self, sequence: int) -> None:
-        """Remove a sequence, so that another can take its place."""
-
-    def truncate(self, sequence: int, length: int) -> None:
-        """Keep only the first `length` tokens of a sequence."""
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Make a sequence the first `length` tokens of another."""
-
-    def kept(self, sequence: int, length: int) -> int:
-        """How many of the first `length` tokens of a sequence can be kept, or copied, without the
-        others.
-        """
-
-
 @final
-class Cache:
+class Cache(HeldSequences):
     """Keys and values that `extend` keeps between calls.
 
     Attributes:
@@ -102,15 +79,13 @@ class Cache:
             recurrent: Whether other layers keep states, which know a sequence only at its full
                 length.
         """
-        self._recurrent, self._softcap = recurrent, softcap
-        self._states: dict[int, tuple[Tensor, ...]] = {}
+        super().__init__(sequences, capacity, device, recurrent=recurrent)
+        self._softcap = softcap
         # Each head's keys lie side by side: attention reads them a third faster than token by
         # token.
         self._shape = (layers, sequences, kv_heads, head_width)
-        self._device, self._dtype = device, dtype
+        self._dtype = dtype
         self._windows = tuple(windows) or (None,) * layers
-        self.lengths = torch.zeros(sequences, dtype=torch.int64)
-        self.capacity = capacity
         room = capacity if device.type == "cpu" else min(capacity, FIRST_ROOM)
         self._keys, self._values = self._new(room), self._new(room)
         token_bytes = 2 * kv_heads * head_width * dtype.itemsize
@@ -123,8 +98,8 @@ class Cache:
         """
         layers, sequences, kv_heads, head_width = self._shape
         shape = (max(layers, 1), sequences, kv_heads, room, head_width)
-        if self._device.type != "cpu":
-            return torch.zeros(shape, device=self._device, dtype=self._dtype)
+        if self.device.type != "cpu":
+            return torch.zeros(shape, device=self.device, dtype=self._dtype)
         return torch.frombuffer(
             _zeros_on_demand(math.prod(shape) * self._dtype.itemsize), dtype=self._dtype
         ).view(shape)
@@ -146,42 +121,13 @@ class Cache:
         Raises:
             ConfigError: The other has fewer.
         """
-        check_copy(self.lengths, source, length)
-        self._require(source, length)
+        self._copy_states(source, target, length)
         for held in (self._keys, self._values):
             held[:, target, :, :length] = held[:, source, :, :length]
-        for states in self._states.values():
-            for state in states:
-                state[target] = state[source]
-        self.lengths[target] = length
 
-    def kept(self, sequence: int, length: int) -> int:
-        """How many of the first `length` tokens of a sequence can be kept, or copied, without the
-        others.
-        """
-        return length if not self._recurrent or length == int(self.lengths[sequence]) else 0
-
-    def _require(self, sequence: int, length: int) -> None:
-        if self.kept(sequence, length) != length:
-            raise ConfigError(
-                f"sequence {sequence} of the cache has recurrent states after "
-                f"{int(self.lengths[sequence])} tokens, which cannot be cut back to {length}; "
-                "read it again"
-            )
-
-    def clear(self, sequence: int) -> None:
-        """Remove a sequence, so that another can take its place."""
-        self.truncate(sequence, 0)
-
-    def truncate(self, sequence: int, length: int) -> None:
-        """Keep only the first `length` tokens of a sequence.
-
-        Raises:
-            ConfigError: It has fewer, or recurrent states after more.
-        """
-        if length:
-            self._require(sequence, length)
-        shorten(self.lengths, sequence, length)
+    def lack(self, growing: Mapping[int, int]) -> str:
+        """Nothing: each sequence has room up to the capacity."""
+        return ""
 
     def growth(self, tokens: Tensor, lengths: Tensor, sequences: Tensor | None) -> "Growth":
         """Prepare for new tokens at the ends of sequences.
@@ -196,7 +142,7 @@ class Cache:
         """
         chosen = check_growth(self.lengths, self.capacity, tokens, lengths, sequences)
         self.reserve(int((self.lengths[chosen] + lengths.cpu()).max()))
-        return Growth(self, chosen, lengths.cpu(), tokens.shape[1])
+        return Growth(self, chosen, lengths.cpu(), tokens)
 
 
 def _zeros_on_demand(size_bytes: int) -> mmap.mmap:
@@ -225,69 +171,8 @@ def _zeros_on_demand(size_bytes: int) -> mmap.mmap:
     return empty
 
 
-def check_copy(held: Tensor, source: int, length: int) -> None:
-    """Refuse to copy more tokens than a sequence has; `held`, int64 [sequences].
-
-    Raises:
-        ConfigError: It has fewer.
-    """
-    if not 0 <= length <= int(held[source]):
-        raise ConfigError(
-            f"sequence {source} of the cache has {int(held[source])} tokens, cannot copy the "
-            f"first {length}"
-        )
-
-
-def shorten(held: Tensor, sequence: int, length: int) -> None:
-    """Reduce the length of one sequence in `held`, int64 [sequences].
-
-    Raises:
-        ConfigError: It has fewer.
-    """
-    before = int(held[sequence])
-    if not 0 <= length <= before:
-        raise ConfigError(
-            f"sequence {sequence} of the cache has {before} tokens, cannot keep the first {length}"
-        )
-    held[sequence] = length
-
-
-def check_growth(
-    held: Tensor, capacity: int, tokens: Tensor, lengths: Tensor, sequences: Tensor | None
-) -> Tensor:
-    """Check the arguments of `Cache.growth`; returns the sequence of each row, int64 [B] on the
-    CPU.
-
-    Args:
-        held: int64 [sequences]: stored tokens of each.
-        capacity: Maximum tokens of a sequence.
-
-    Raises:
-        ConfigError: Shapes do not fit, or a sequence would exceed the capacity.
-    """
-    lengths = lengths.cpu()
-    chosen = torch.arange(len(held)) if sequences is None else sequences.cpu()
-    if tokens.ndim != 2 or lengths.shape != tokens.shape[:1] or chosen.shape != lengths.shape:
-        raise ConfigError(
-            f"extend needs tokens [B, n], lengths [B] and one sequence per row; got tokens "
-            f"{list(tokens.shape)}, lengths {list(lengths.shape)} and {len(chosen)} sequences"
-        )
-    if not bool(((lengths >= 0) & (lengths <= tokens.shape[1])).all()):
-        raise ConfigError(
-            f"lengths must be 0 to {tokens.shape[1]}, the width of tokens; got {lengths.tolist()}"
-        )
-    ends = held[chosen] + lengths
-    if int(ends.max()) > capacity:
-        worst = int(ends.argmax())
-        raise ConfigError(
-            f"sequence {int(chosen[worst])} would have {int(ends[worst])} tokens, but the "
-            f"capacity of the cache is {capacity}; make it larger, or shorten the prompt"
-        )
-    return chosen
-
-
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """One call of the attention: some rows of the new tokens, and the keys that they see."""
 
@@ -307,93 +192,66 @@ class Call:
 
 
 @final
-class Growth:
+class Growth(NewTokens):
     """One extension of a cache: where new keys go, and what new tokens see."""
 
-    def __init__(self, cache: Cache, sequences: Tensor, lengths: Tensor, width: int) -> None:
-        device = cache._device
-        self._cache, self._sequences, self._lengths = cache, sequences, lengths
-        self._borders: Borders | None = None
-        self._starts = starts = cache.lengths[sequences]
+    def __init__(self, cache: Cache, sequences: Tensor, lengths: Tensor, tokens: Tensor) -> None:
+        super().__init__(cache, sequences, lengths, tokens.shape[1])
+        self._keys, self._values, self._windows = cache._keys, cache._values, cache._windows
+        self._softcap = cache._softcap
+        starts, width = self._starts, tokens.shape[1]
         offsets = torch.arange(width)
         places = starts[:, None] + offsets
         row, column = (offsets < lengths[:, None]).nonzero(as_tuple=True)
-        self._new = (row.to(device), column.to(device))
-        self._into = (sequences[row].to(device), places[row, column].to(device))
         past = list(zip(sequences.tolist(), starts.tolist(), lengths.tolist(), strict=True))
         calls = _single_tokens if width == 1 else _texts
         self._calls = {window: list(calls(cache, past, window)) for window in set(cache._windows)}
-        # Padding has the position of the last token: tables of positions end at the capacity, and
-        # some rotary frequencies depend on the highest position of the batch.
-        self.positions = places.minimum((starts + lengths - 1).clamp(min=0)[:, None]).to(device)
-        """int64 [B, n]: position of each token in its sequence."""
-        self.last = (
-            torch.arange(len(sequences), device=device),
-            (lengths - 1).clamp(min=0).to(device),
-        )
-        """Index of each row's last token in [B, n]."""
+        parts = {
+            "row": row,
+            "column": column,
+            "sequences": sequences[row],
+            "places": places[row, column],
+            # Padding has the position of the last token: tables of positions end at the capacity,
+            # and some rotary frequencies depend on the highest position of the batch.
+            "positions": places.minimum((starts + lengths - 1).clamp(min=0)[:, None]),
+            "rows": torch.arange(len(sequences)),
+            "last": (lengths - 1).clamp(min=0),
+        }
+        if tokens.device.type == "cpu":
+            parts["tokens"] = tokens
+        single = [call for calls in self._calls.values() for call in calls if width == 1]
+        masked = [call for call in single if call.mask is not None]
+        for number, call in enumerate(masked):
+            assert call.mask is not None
+            parts[f"mask {number}"] = call.mask.view(torch.uint8)
+        sent = together_on_device(parts, cache.device)
+        for number, call in enumerate(masked):
+            call.mask = sent[f"mask {number}"].view(torch.bool)
+        self._new = (sent["row"], sent["column"])
+        self._into = (sent["sequences"], sent["places"])
+        self.tokens, self.positions = sent.get("tokens", tokens), sent["positions"]
+        self._last = (sent["rows"], sent["last"])
+
+    def step(self, function: Step) -> Tensor | None:
+        """See `PagedGrowth.step`: here it is never done."""
+        return None
+
+    def at_last(self, hidden: Tensor) -> Tensor:
+        """[B, n, width] → [B, width]: those of each row's last new token."""
+        return hidden[self._last]
 
     def attend(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`LayerAttend`: store the new keys and values, and attend to all of the sequences."""
-        keys, values = self._cache._keys[layer.place], self._cache._values[layer.place]
+        keys, values = self._keys[layer.place], self._values[layer.place]
         sequences, places = self._into
         keys[sequences, :, places], values[sequences, :, places] = k[self._new], v[self._new]
         out = torch.zeros_like(q)
-        for call in self._calls[self._cache._windows[layer.place]]:
+        for call in self._calls[self._windows[layer.place]]:
             seen, held = (x[call.sequences, :, call.keys] for x in (keys, values))
             queries = q[call.rows, call.queries].transpose(1, 2)
-            found = _attend(queries, seen, held, call, self._cache._softcap, layer.sinks)
+            found = _attend(queries, seen, held, call, self._softcap, layer.sinks)
             out[call.rows, call.queries] = found.transpose(1, 2)
         return out
-
-    keeps = True
-
-    @property
-    def borders(self) -> Borders:
-        """The new tokens of each row, as a document: this and the following are the `Carried` of
-        recurrent blocks.
-        """
-        if self._borders is None:
-            self._borders = Borders([0, *self._lengths.cumsum(0).tolist()], self._cache._device)
-        return self._borders
-
-    def row(self, x: Tensor) -> Tensor:
-        """[B, n, width] → [T, width], without padding."""
-        return x[self._new]
-
-    def back(self, row: Tensor, like: Tensor) -> Tensor:
-        """[T, width] → [B, n, width], with zeros in the padding."""
-        return torch.zeros_like(like).index_put(self._new, row)
-
-    def state(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """States of the rows' sequences; zeros for those that begin here."""
-        states = self._cache._states.get(layer)
-        if states is None:
-            return None
-        begun = (self._starts > 0).to(self._cache._device)
-        inputs, state = (held[self._sequences.to(held.device)] for held in states)
-        return inputs * begun[:, None, None], state * begun[:, None, None, None]
-
-    def keep(self, layer: int, state: tuple[Tensor, Tensor]) -> None:
-        """Store the states of the rows' sequences."""
-        held = self._cache._states.get(layer)
-        if held is None:
-            count = len(self._cache.lengths)
-            held = tuple(one.new_zeros(count, *one.shape[1:]) for one in state)
-            self._cache._states[layer] = held
-        for stored, new in zip(held, state, strict=True):
-            stored[self._sequences.to(stored.device)] = new
-
-    def parts(self, images: Sequence[PromptImages | None]) -> list[RowMedia | None]:
-        """The images among each row's new tokens; None: its prompt has none."""
-        rows = zip(images, self._starts.tolist(), self._lengths.tolist(), strict=True)
-        return [
-            None if one is None else one.part(start, start + count) for one, start, count in rows
-        ]
-
-    def done(self) -> None:
-        """Count the new tokens, after the last layer."""
-        self._cache.lengths[self._sequences] += self._lengths
 
 
 def _attend(
@@ -426,8 +284,8 @@ def _texts(cache: Cache, past: Past, window: int | None) -> Iterator[Call]:
         end, mask = start + count, None
         plain = start == 0 and (window is None or count <= window)
         if not plain:
-            queries = torch.arange(start, end, device=cache._device)[:, None]
-            keys = torch.arange(first, end, device=cache._device)
+            queries = torch.arange(start, end, device=cache.device)[:, None]
+            keys = torch.arange(first, end, device=cache.device)
             mask = keys <= queries
             if window is not None:
                 mask &= keys > queries - window
@@ -453,7 +311,7 @@ def _single_tokens(cache: Cache, past: Past, window: int | None) -> Iterator[Cal
         mask = None
         if len({*ends}) > 1:
             keys, own = torch.arange(first, last), torch.tensor(ends)[:, None]
-            mask = ((keys < own) & (keys >= own - seen))[:, None, None].to(cache._device)
+            mask = ((keys < own) & (keys >= own - seen))[:, None, None]
         sequence = past[rows.start][0]
         yield Call(
             slice(rows.start, rows.stop),

@@ -23,6 +23,7 @@ from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.data.stores.files import new_folder, usual_mode
 from penstock.media.processor import Processor
 from penstock.models.facts import GENERATION, ModelFacts, all_ends, is_length
+from penstock.models.four_bits import dequantise
 from penstock.models.isolation.lengths import MOST_POSITIONS
 from penstock.models.language_model import LanguageModel
 from penstock.models.ours.layouts import config_of, layout_of, weights_of
@@ -57,7 +58,8 @@ def export(
     can be moved.
 
     Args:
-        model: The model; its LoRA must be merged first.
+        model: The model; its LoRA must be merged first. Matrices in 4 bits are dequantised, in
+            place.
         output: Target folder, new or empty; emptied again if writing fails.
         overwrite: Replace an earlier export in the folder, which stays complete if writing fails.
         tokenizer: Its files are exported too.
@@ -88,6 +90,7 @@ def export(
     if isinstance(model, Transformer):
         layout_of(model.settings)  # refused before anything is written
     facts = model.facts if facts is None else facts
+    dequantise(model)
     with output_folder(Path(output), overwrite) as output:
         # The model comes last, so that an incomplete folder has none; the processor first, as it
         # has a tokenizer, too.

@@ -20,9 +20,9 @@ from penstock.core.errors import IsolationError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models.attention import LayerAttend
-from penstock.models.cache import SequenceCache
 from penstock.models.facts import ModelFacts
 from penstock.models.lora.settings import LoraSettings, NewRows
+from penstock.models.new_tokens import SequenceCache
 from penstock.models.row_tensors import RowTensors
 from penstock.plan.inputs import RowSlice
 from penstock.plan.inputs.model_input import ModelInput
@@ -193,6 +193,9 @@ class LanguageModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], float32 or wider."""
+
+    def narrow_logits(self, hidden: Tensor) -> Tensor:
+        """`logits` in the dtype in which the model makes them; for `Head`."""
 
     def new_cache(self, sequences: int, capacity: int) -> SequenceCache:
         """An empty cache for a number of sequences with at most `capacity` tokens each."""

@@ -21,6 +21,7 @@ from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models.attention import LayerAttend
 from penstock.models.facts import ModelFacts
+from penstock.models.head import wide
 from penstock.models.isolation.documents import try_isolation
 from penstock.models.isolation.trees import try_tree
 from penstock.models.language_model import PackingVerdict
@@ -142,8 +143,12 @@ class OwnModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], in float32 or wider."""
+        return wide(self.narrow_logits(hidden))
+
+    def narrow_logits(self, hidden: Tensor) -> Tensor:
+        """[..., width] → [..., vocab], as the module gives them."""
         scores: Tensor = self.module.logits(hidden)  # type: ignore[operator]
-        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return scores
 
     def requirements(self) -> InputRequirements:
         """What a loader must give for it."""
@@ -219,7 +224,7 @@ class OwnModel(nn.Module):
     ) -> Tensor:
         """Feed new tokens of sequences; logits [B, vocab] after each one's last new token."""
         chosen = cache.append(tokens, lengths, sequences)
-        found = [self._last_logits(cache.text(sequence)) for sequence in chosen]
+        found = [self._last_logits(cache.host_text(sequence)) for sequence in chosen]
         return torch.stack(found)
 
     def expect_images(self, blank: BlankImage) -> None:
@@ -239,7 +244,7 @@ class OwnModel(nn.Module):
             return torch.zeros(self.vocab_size, device=self.device)
         count = len(text)
         row = ModelInput(
-            tokens=text.to("cpu", torch.int32).numpy(),
+            tokens=text.to(torch.int32).numpy(),
             targets=np.full((1, count), -100, np.int32),
             loss_weights=np.zeros((1, count), np.float32),
             positions=np.arange(count, dtype=np.int32),

@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from safetensors import SafetensorError
@@ -27,6 +27,7 @@ from penstock.core.errors import CorruptionError, FormatError
 from penstock.core.json_values import JsonObject
 from penstock.data.stores.files import usual_mode
 from penstock.models.facts import ModelFacts, with_facts
+from penstock.models.four_bits import make_four_bits, scales, write_four_bits
 from penstock.models.language_model import LanguageModel
 from penstock.models.lora.lora import add_lora, lora_weights, without_lora
 from penstock.models.lora.settings import LoraSettings, NewRows
@@ -37,16 +38,15 @@ from penstock.models.own_model import PREFIX, OwnModel, load_own, own_descriptio
 from penstock.models.settings import ModelSettings
 from penstock.models.tensor_files import StoredTensors
 from penstock.models.theirs.attention import one_line
-from penstock.models.theirs.loading import load_huggingface
+from penstock.models.theirs.loading import inner_of_settings, load_huggingface
 from penstock.models.theirs.model import HuggingFaceModel
+from penstock.models.theirs.stored_names import INNER
 
 MODEL, WEIGHTS, LORA = "model.json", "model.safetensors", "lora.safetensors"
 WEIGHT_SHARDS = "weights.shards"
 """Folder of weights with a file of each rank, in place of `WEIGHTS`, or of what transformers
 writes.
 """
-INNER = "inner."
-"""What the names of weights of a model of transformers begin with behind the door."""
 LORA_ALONE = "lora"
 """Kind of a folder that has no weights but LoRA's."""
 
@@ -128,6 +128,7 @@ def _save_base(model: LanguageModel, folder: Path, base: Mapping[str, Tensor] | 
     if base is not None:
         names = {name.removeprefix(INNER): weight for name, weight in base.items()}
         model.inner.save_pretrained(folder, state_dict=names)
+        write_four_bits(model.inner, folder)
     else:
         model.inner.config.save_pretrained(folder)
         if model.inner.can_generate():
@@ -179,7 +180,7 @@ def load_model(
         if refusal(folder) is None:
             return import_llama(folder, device, dtype)
         return _load_huggingface(folder, device, dtype)
-    described = _described(folder / MODEL)
+    described = description_of(folder)
     model: LanguageModel
     if described["kind"] == LORA_ALONE:
         model = _load_base(folder, described["base"], device, dtype)
@@ -218,7 +219,7 @@ def _load_base(
 
 def base_written(folder: Path) -> str | None:
     """Checksum of the base of a folder with LoRA alone; None: the folder holds its base itself."""
-    described = _described(folder / MODEL)
+    described = description_of(folder)
     return described["base"]["checksum"] if described["kind"] == LORA_ALONE else None
 
 
@@ -247,17 +248,7 @@ def _load_cut(
     folder: Path, device: torch.device | str, dtype: torch.dtype | None
 ) -> HuggingFaceModel:
     """A model of transformers whose weights are in `weights.shards`, by the names of its module."""
-    from transformers import (
-        AutoConfig,
-        AutoModelForCausalLM,
-        AutoModelForMultimodalLM,
-        GenerationConfig,
-    )
-
-    config = AutoConfig.from_pretrained(str(folder))
-    pictured = any(hasattr(config, name) for name in ("vision_config", "audio_config"))
-    kind: Any = AutoModelForMultimodalLM if pictured else AutoModelForCausalLM
-    inner, weights = kind.from_config(config), _read_weights(folder)
+    inner, weights = inner_of_settings(folder, None), _read_weights(folder)
     try:
         for name, weight in inner.named_parameters():
             weight.data = weight.data.to(weights[INNER + name].dtype)
@@ -266,8 +257,6 @@ def _load_cut(
         raise CorruptionError(
             f"{folder / WEIGHT_SHARDS}: {one_line(error)}; take another checkpoint"
         ) from None
-    if (folder / "generation_config.json").is_file():
-        inner.generation_config = GenerationConfig.from_pretrained(str(folder))
     refuse_not_finite(folder, inner.named_parameters())
     model = HuggingFaceModel(inner.to(device=device, dtype=dtype).train())
     return with_facts(model, ModelFacts.of_folder(folder))
@@ -320,7 +309,7 @@ def stored_weights(folder: Path) -> StoredTensors | None:
     """
     if (folder / WEIGHT_SHARDS).is_dir():
         return StoredTensors((folder / WEIGHT_SHARDS).iterdir())
-    kind = _described(folder / MODEL)["kind"]
+    kind = description_of(folder)["kind"]
     if kind not in ("transformer", "own") or (folder / LORA).is_file():
         return None
     return StoredTensors([folder / WEIGHTS], PREFIX if kind == "own" else "")
@@ -330,7 +319,7 @@ def saved_settings(folder: Path) -> tuple[ModelSettings | None, LoraSettings | N
     """The settings of a `Transformer`, if it is one, and of the LoRA, of a folder that `save_model`
     wrote.
     """
-    described = _described(folder / MODEL)
+    described = description_of(folder)
     lora = described.get("lora")
     own = described["kind"] == "transformer"
     return (
@@ -339,7 +328,14 @@ def saved_settings(folder: Path) -> tuple[ModelSettings | None, LoraSettings | N
     )
 
 
-def _described(path: Path) -> JsonObject:
+def description_of(folder: Path) -> JsonObject:
+    """What the `model.json` of a folder says.
+
+    Raises:
+        CorruptionError: It is damaged.
+        FormatError: Its format or the kind of its model is unknown.
+    """
+    path = folder / MODEL
     try:
         described: JsonObject = json.loads(path.read_text(encoding="utf-8"))
         _, kind = described["format"], described["kind"]
@@ -374,11 +370,12 @@ def _load_transformer(
         weights = _read_weights(folder)
         stored = weights["embedding.weight"].dtype
         model = empty_transformer(settings, device, dtype or stored)
+        make_four_bits(model, weights)
         model.load_state_dict(weights)
-    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
         raise CorruptionError(
             f"{folder / WEIGHTS}: {one_line(error)}; copy the model again, or take another "
             "checkpoint"
         ) from None
-    refuse_not_finite(folder, model.named_parameters())
+    refuse_not_finite(folder, (*model.named_parameters(), *scales(model)))
     return model

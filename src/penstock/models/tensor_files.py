@@ -7,13 +7,14 @@ torch's writer needs a second copy of a rank's tensors and messages between the 
 train: here a rank writes what it has, a tensor at a time, and asks nobody.
 """
 
+import copy
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -40,6 +41,8 @@ _DTYPES = {
     torch.bool: "BOOL",
 }
 _PLACES, _BEGIN = "DCP_SHARDING_INFO", "saved_offsets"
+_SAMPLE = 8
+"""Numbers of a stored tensor in each dimension that tell it from another."""
 
 
 @final
@@ -158,6 +161,7 @@ class StoredTensors:
         """Shape of each whole tensor, by name."""
         self._dtypes: dict[str, str] = {}
         self._prefix = prefix
+        self._stored: dict[str, str] = {}
         self._files = {path: self._blocks_of(path) for path in sorted(files)}
         stored = dict.fromkeys(self.shapes, 0)
         for name, (_, size) in (item for blocks in self._files.values() for item in blocks.items()):
@@ -178,7 +182,7 @@ class StoredTensors:
                 size = tuple(block.get_shape())
                 begin = tuple(places[stored][_BEGIN]) if places else (0,) * len(size)
                 end = tuple(map(sum, zip(begin, size, strict=True)))
-                found[name] = begin, size
+                found[name], self._stored[name] = (begin, size), stored
                 self.shapes[name] = tuple(map(max, self.shapes.get(name, end), end))
                 self._dtypes[name] = block.get_dtype()
         return found
@@ -190,13 +194,7 @@ class StoredTensors:
         Raises:
             CorruptionError: A tensor is missing, has another shape, or lacks a part.
         """
-        for name, tensor in tensors.items():
-            stored, wanted = self.shapes.get(name), tuple(tensor.shape)
-            if stored != wanted:
-                found = "missing" if stored is None else f"stored as {list(stored)}"
-                raise CorruptionError(
-                    f"{self._where}: {name} is {found}, and {list(wanted)} is needed"
-                )
+        self.require_shapes({name: tuple(tensor.shape) for name, tensor in tensors.items()})
         targets = {name: (local_part(tensor), _begin(tensor)) for name, tensor in tensors.items()}
         left = {name: values.numel() for name, (values, _) in targets.items()}
         for path, blocks in self._files.items():
@@ -209,16 +207,61 @@ class StoredTensors:
                 continue
             with _reading(path), safe_open(path, framework="pt") as file:
                 for name, (stored_part, wanted_part) in shared.items():
-                    part = file.get_slice(name.removeprefix(self._prefix))[stored_part]
+                    part = file.get_slice(self._stored[name])[stored_part]
                     targets[name][0][wanted_part].copy_(part)
                     left[name] -= part.numel()
         self._require_all(left)
 
+    def require_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse files that do not have tensors of these names and shapes.
+
+        Raises:
+            CorruptionError: A tensor is missing, or has another shape.
+        """
+        for name, wanted in shapes.items():
+            stored = self.shapes.get(name)
+            if stored != wanted:
+                found = "missing" if stored is None else f"stored as {list(stored)}"
+                raise CorruptionError(
+                    f"{self._where}: {name} is {found}, and {list(wanted)} is needed"
+                )
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype in which a tensor is stored."""
+        return next(dtype for dtype, text in _DTYPES.items() if text == self._dtypes[name])
+
+    def chosen(self, names: Mapping[str, str]) -> Self:
+        """The same files with some of their tensors, by other names: new name → name here."""
+        found = copy.copy(self)
+        found.shapes = {new: self.shapes[name] for new, name in names.items()}
+        found._dtypes = {new: self._dtypes[name] for new, name in names.items()}
+        found._stored = {new: self._stored[name] for new, name in names.items()}
+        found._files = {
+            path: {new: blocks[name] for new, name in names.items() if name in blocks}
+            for path, blocks in self._files.items()
+        }
+        return found
+
+    def sampled(self) -> bytes:
+        """A few numbers of each tensor, as bytes: they tell one model's files from another's, and
+        cost a page or two each.
+
+        Raises:
+            CorruptionError: A file cannot be read.
+        """
+        found = []
+        for path, blocks in self._files.items():
+            with _reading(path), safe_open(path, framework="pt") as file:
+                for name in sorted(blocks):
+                    place = tuple(slice(0, _SAMPLE) for _ in blocks[name][1])
+                    part = file.get_slice(self._stored[name])[place].contiguous()
+                    found.append(part.reshape(-1).view(torch.uint8).numpy().tobytes())
+        return b"".join(found)
+
     def read(self) -> dict[str, Tensor]:
         """All tensors, whole, on the CPU."""
-        dtypes = {text: dtype for dtype, text in _DTYPES.items()}
         found = {
-            name: torch.empty(shape, dtype=dtypes[self._dtypes[name]])
+            name: torch.empty(shape, dtype=self.dtype_of(name))
             for name, shape in self.shapes.items()
         }
         self.read_into(found)

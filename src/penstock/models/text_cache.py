@@ -6,13 +6,16 @@ some length (`keys`), they are used up to that length; the tokens remain the ref
 """
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from penstock.models.cache import Cache, check_copy, check_growth, shorten
+from penstock.models.key_caches import KeyCache
+from penstock.models.new_tokens import check_copy, check_growth, shorten
+from penstock.plan.inputs.torch_tensors import on_device
 
 
 @final
@@ -44,9 +47,11 @@ class TextCache:
     """
 
     def __init__(
-        self, sequences: int, capacity: int, device: torch.device, keys: Cache | None = None
+        self, sequences: int, capacity: int, device: torch.device, keys: KeyCache | None = None
     ) -> None:
-        self._tokens = torch.zeros((sequences, capacity), dtype=torch.int64, device=device)
+        # On the host, from where they come.
+        self._tokens = torch.zeros((sequences, capacity), dtype=torch.int64)
+        self._device = device
         self.lengths = torch.zeros(sequences, dtype=torch.int64)
         self.capacity, self.keys = capacity, keys
         self.states: dict[int, list[ReadText]] = {}
@@ -86,6 +91,21 @@ class TextCache:
         """All: the tokens are the reference."""
         return length
 
+    def lack(self, growing: Mapping[int, int]) -> str:
+        """See `SequenceCache`: only keys can lack room."""
+        if self.keys is None:
+            return ""
+        ends = {
+            sequence: int(self.lengths[sequence]) + count for sequence, count in growing.items()
+        }
+        return self.keys.lack(
+            {
+                sequence: end - int(self.keys.lengths[sequence])
+                for sequence, end in ends.items()
+                if end <= self.keys.capacity
+            }
+        )
+
     def append(self, tokens: Tensor, lengths: Tensor, sequences: Tensor | None) -> list[int]:
         """Append new tokens, with the arguments of `Cache.growth`; returns the sequence of each
         row.
@@ -94,6 +114,7 @@ class TextCache:
             ConfigError: Shapes do not fit, or a sequence would exceed the capacity.
         """
         chosen = check_growth(self.lengths, self.capacity, tokens, lengths, sequences).tolist()
+        tokens = tokens.cpu()
         for row, (sequence, count) in enumerate(zip(chosen, lengths.tolist(), strict=True)):
             begin = int(self.lengths[sequence])
             self._tokens[sequence, begin : begin + count] = tokens[row, :count]
@@ -101,5 +122,9 @@ class TextCache:
         return chosen
 
     def text(self, sequence: int, begin: int = 0) -> Tensor:
-        """int64 [n]: the tokens of a sequence from `begin` on."""
+        """int64 [n] on the device: the tokens of a sequence from `begin` on."""
+        return on_device(self.host_text(sequence, begin), self._device)
+
+    def host_text(self, sequence: int, begin: int = 0) -> Tensor:
+        """The same on the CPU; a view, until the sequence changes."""
         return self._tokens[sequence, begin : int(self.lengths[sequence])]

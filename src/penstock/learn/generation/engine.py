@@ -30,7 +30,7 @@ from penstock.core.errors import ConfigError
 from penstock.learn.generation import sequence as sequences
 from penstock.learn.generation.choosing import Chooser
 from penstock.learn.generation.grammar import Grammars
-from penstock.learn.generation.sampling import log_probabilities
+from penstock.learn.generation.scoring import score
 from penstock.learn.generation.settings import (
     NO_TOKEN,
     Event,
@@ -43,14 +43,12 @@ from penstock.learn.generation.slots import Slots
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models import LanguageModel
-from penstock.plan.inputs.model_input import pack_documents
+from penstock.plan.inputs.torch_tensors import on_device
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.token_text import Spelling
 
 PROMPT_PART = 512
 """Tokens of a prompt that are read in one step."""
-SCORED = 256
-"""Tokens whose logits `score` holds at the same time."""
 LEAST_SHARED = 16
 """Tokens that a sequence takes from a running one, at least: fewer are read again, without waiting
 for it.
@@ -131,6 +129,7 @@ class Engine:
         self._waiting: deque[sequences.Sequence] = deque()
         self._running: dict[int, sequences.Sequence] = {}
         self._submitted = 0
+        self._full = False
         self._grammars: Grammars | None = None
         self._making_grammars = threading.Lock()
 
@@ -238,7 +237,7 @@ class Engine:
             Events in the order in which sequences joined; empty if nothing runs, or none can go on
             yet.
         """
-        while self._waiting and len(self._slots):
+        while self._waiting and len(self._slots) and not self._full:
             self._join(self._waiting.popleft())
         for each in self._running.values():
             if each.leader is not None and each.leader.held >= each.shared:
@@ -336,25 +335,8 @@ class Engine:
         Raises:
             ConfigError: There is no id, too many, or one outside the vocabulary.
         """
-        ids = np.array(prompt, np.int32)
-        if not 1 <= len(ids) <= self.context_length:
-            raise ConfigError(
-                f"a text of {len(ids)} tokens cannot be scored; give 1 to {self.context_length}"
-            )
-        self._check_ids(ids.tolist())
-        row, _ = pack_documents([ids], [0])
-        tensors = self._model.tensors(row)
-        hidden, next_tokens = self._model(tensors)[0, : len(ids) - 1], tensors.tokens[1 : len(ids)]
-        found = []
-        for states, due in zip(hidden.split(SCORED), next_tokens.split(SCORED), strict=True):
-            own, values, likeliest = (
-                x.tolist() for x in log_probabilities(self._model.logits(states), due, most)
-            )
-            found += [
-                LogProbabilities(own[at], tuple(zip(likeliest[at], values[at], strict=True)))
-                for at in range(len(due))
-            ]
-        return found
+        self._check_ids(prompt)
+        return score(self._model, prompt, most, self.context_length)
 
     def _join(self, sequence: sequences.Sequence) -> None:
         """Assign a slot; copy the shared prefix once the running sequence has computed it."""
@@ -401,24 +383,53 @@ class Engine:
         """Feed each sequence up to `most` tokens that the cache lacks; choose a token for those
         that lack no more.
         """
+        group, events = self._with_room(group, most)
         if not group:
-            return []
+            return events
         group.sort(key=lambda each: each.slot)
         parts = [each.part(most) for each in group]
         logits = self._extend(parts, group)
         for each, part in zip(group, parts, strict=True):
             each.held += len(part)
         ready = [row for row, each in enumerate(group) if each.held == len(each.ids)]
+        if not ready:
+            return events
         if len(ready) < len(group):
-            logits = logits[ready]
-        return self._choose([group[row] for row in ready], logits) if ready else []
+            logits = logits[on_device(torch.tensor(ready), logits.device)]
+        return events + self._choose([group[row] for row in ready], logits)
+
+    def _with_room(
+        self, group: list[sequences.Sequence], most: int
+    ) -> tuple[list[sequences.Sequence], list[Event]]:
+        """Those that the cache has room for; and an event of one that it will never have room for.
+
+        First, free slots lose what they hold. Then the sequence that joined last waits, and is read
+        again later.
+        """
+        while group := [each for each in group if each.number in self._running]:
+            lack = self._cache.lack({each.slot: len(each.part(most)) for each in group})
+            if not lack:
+                break
+            if self._slots.forget():
+                continue
+            if len(self._running) == 1:
+                [alone] = group
+                self._leave(alone)
+                return [], [Event(alone.number, NO_TOKEN, "", error=ConfigError(lack))]
+            last = [*self._running.values()][-1]
+            self._leave(last)
+            self._slots.forget()
+            last.slot, last.leader = -1, None
+            self._waiting.appendleft(last)
+            # Until one ends, it would be read in vain.
+            self._full = True
+        return group, []
 
     def _extend(self, parts: list[list[int]], group: list[sequences.Sequence]) -> Tensor:
         """Logits [B, vocab] after each row's tokens."""
         width = max(map(len, parts))
-        tokens = torch.tensor(
-            [part + [0] * (width - len(part)) for part in parts], device=self._model.device
-        )
+        # On the host: the cache sends them with all else that the device must know.
+        tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts])
         lengths = torch.tensor([len(part) for part in parts])
         slots = torch.tensor([each.slot for each in group])
         if all(each.images is None for each in group):
@@ -449,6 +460,7 @@ class Engine:
             if follower.leader is sequence:
                 self._take_shared(follower)
         del self._running[sequence.number]
+        self._full = False
         self._slots.give_back(sequence)
 
     def _check_ids(self, ids: Collection[int]) -> None:

@@ -21,10 +21,8 @@ from typing import Any, final
 from weakref import WeakValueDictionary
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from penstock.core.arrays import Bytes, Int64
+from penstock.core.arrays import Bool, Bytes, Int64
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.learn.generation.schema_limits import check_schema
 from penstock.tokenizers import Tokenizer
@@ -169,7 +167,7 @@ class Constraint:
             else ConfigError(f"json_schema: {_short(error)}")
         )
 
-    def allowed(self, count: int, device: torch.device) -> Tensor:
+    def allowed(self, count: int) -> Bool:
         """bool [count]: ids that may come next; stop ids only where the text may end.
 
         Raises:
@@ -178,7 +176,7 @@ class Constraint:
         bits, found = self._bits.result(), np.zeros(count, np.bool_)
         shared = min(count, len(bits))
         found[:shared] = bits[:shared]
-        return torch.from_numpy(found).to(device)
+        return found
 
     def accept(self, token: int) -> None:
         """Go on by a chosen token, which was allowed.

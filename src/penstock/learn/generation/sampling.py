@@ -18,6 +18,7 @@ from penstock.core.arrays import Float64
 from penstock.core.errors import StateError
 from penstock.core.randomness import key_for, uniforms
 from penstock.learn.generation.settings import Sampling
+from penstock.plan.inputs.torch_tensors import on_device
 
 _ALL = 1 << 40
 """More tokens than any vocabulary has."""
@@ -41,7 +42,7 @@ class Sampler:
 
     def __init__(self, settings: Sequence[Sampling], device: torch.device) -> None:
         def column(values: list[object], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)[:, None]
+            return on_device(torch.tensor(values, dtype=dtype)[:, None], device)
 
         self.greedy = all(each.temperature == 0 for each in settings)
         self._is_greedy = column([each.temperature == 0 for each in settings], torch.bool)
@@ -69,22 +70,34 @@ class Sampler:
         Raises:
             StateError: A logit is NaN or +inf, or no token of a row may be chosen.
         """
+        chosen, finite = self.pick(logits, None if numbers is None else torch.from_numpy(numbers))
+        check_finite(bool(finite.all()))
+        return chosen
+
+    def pick(self, logits: Tensor, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`choose` without reading anything from the device.
+
+        Args:
+            logits: As there.
+            numbers: As there, on the device.
+
+        Returns:
+            int64 [B], and bool [B]: whether the row's highest logit is a number; if not, its token
+            means nothing.
+        """
         highest, likeliest = logits.max(-1, keepdim=True)
-        if not bool(highest.isfinite().all()):
-            raise StateError(
-                "the model's logits are not finite: its training diverged, or its weights are "
-                "damaged; use an earlier checkpoint"
-            )
+        finite = highest.isfinite()[:, 0]
         if self.greedy or numbers is None:
-            return likeliest[:, 0]
+            return likeliest[:, 0], finite
         scores = (logits - highest).div_(self._temperature)
         weights = scores.exp()
         if self._any_top_k or self._any_top_p or self._any_min_p:
             weights.masked_fill_(scores < self._lowest(scores), 0)
         cumulative = self._sums(weights)
-        at = torch.from_numpy(numbers).to(logits.device)[:, None] * cumulative[:, -1:]
-        drawn = torch.searchsorted(cumulative, at, right=True)
-        return torch.where(self._is_greedy, likeliest, drawn)[:, 0]
+        at = numbers[:, None] * cumulative[:, -1:]
+        # Logits that are no numbers would lead beyond the last token.
+        drawn = torch.searchsorted(cumulative, at, right=True).clamp_(max=logits.shape[-1] - 1)
+        return torch.where(self._is_greedy, likeliest, drawn)[:, 0], finite
 
     def _lowest(self, scores: Tensor) -> Tensor:
         """The lowest score [B, 1] that the filters keep; scores [B, vocab] are 0 for the most
@@ -118,33 +131,72 @@ def _descending(scores: Tensor) -> Tensor:
     return torch.from_numpy(np.sort(scores.numpy(), axis=-1)).flip(-1)
 
 
-def change(
-    logits: Tensor, sampling: Sampling, counts: Mapping[int, int], seen: Collection[int] = ()
-) -> None:
-    """Change the logits [vocab] of one sequence by its penalties and biases, in place.
-
-    Args:
-        logits: [vocab].
-        sampling: The sequence's.
-        counts: Chosen token → how often; may be empty without penalties.
-        seen: Tokens of prompt and text; may be empty without a repetition penalty.
+@final
+class Changes:
+    """What penalties and biases change in the logits of a batch.
 
     Sources: OpenAI's API, `frequency_penalty` and `presence_penalty`; for `repetition_penalty`
     Keskar et al. 2019, arXiv:1909.05858, equation 2, with logits below 0 multiplied, as in
     transformers and vLLM.
     """
-    if seen and sampling.repetition_penalty != 1:
-        places = torch.tensor(list(seen), device=logits.device)
-        found, penalty = logits[places], sampling.repetition_penalty
-        logits[places] = torch.where(found > 0, found / penalty, found * penalty)
-    changes = dict(sampling.logit_bias)
-    for token, count in counts.items():
-        penalty = count * sampling.frequency_penalty + sampling.presence_penalty
-        changes[token] = changes.get(token, 0.0) - penalty
-    if changes:
-        places = torch.tensor(list(changes), device=logits.device)
-        logits[places] += torch.tensor(
-            list(changes.values()), dtype=logits.dtype, device=logits.device
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self._scaled: tuple[list[int], list[float]] = ([], [])
+        self._added: tuple[list[int], list[float]] = ([], [])
+
+    def add(
+        self, row: int, sampling: Sampling, counts: Mapping[int, int], seen: Collection[int] = ()
+    ) -> None:
+        """Those of one sequence.
+
+        Args:
+            row: Its row.
+            sampling: Its settings.
+            counts: Chosen token → how often; may be empty without penalties.
+            seen: Tokens of prompt and text; may be empty without a repetition penalty.
+        """
+        first = row * self._vocab
+        if seen and sampling.repetition_penalty != 1:
+            self._scaled[0].extend(first + token for token in seen)
+            self._scaled[1].extend([sampling.repetition_penalty] * len(seen))
+        changes = dict(sampling.logit_bias)
+        for token, count in counts.items():
+            penalty = count * sampling.frequency_penalty + sampling.presence_penalty
+            changes[token] = changes.get(token, 0.0) - penalty
+        self._added[0].extend(first + token for token in changes)
+        self._added[1].extend(changes.values())
+
+    def parts(self) -> dict[str, Tensor]:
+        """What the device needs, on the host."""
+        found = {}
+        for name, (places, numbers) in (("scaled", self._scaled), ("added", self._added)):
+            if places:
+                found[name] = torch.tensor(places)
+                found[f"{name}_by"] = torch.tensor(numbers, dtype=torch.float64)
+        return found
+
+
+def change(logits: Tensor, parts: Mapping[str, Tensor]) -> None:
+    """Apply `Changes.parts`, on the device, to logits [B, vocab] in place."""
+    flat = logits.view(-1)
+    if "scaled" in parts:
+        found, penalty = flat[parts["scaled"]], parts["scaled_by"].to(logits.dtype)
+        flat[parts["scaled"]] = torch.where(found > 0, found / penalty, found * penalty)
+    if "added" in parts:
+        flat[parts["added"]] += parts["added_by"].to(logits.dtype)
+
+
+def check_finite(finite: bool) -> None:
+    """Refuse logits that are no numbers.
+
+    Raises:
+        StateError: They are not finite.
+    """
+    if not finite:
+        raise StateError(
+            "the model's logits are not finite: its training diverged, or its weights are "
+            "damaged; use an earlier checkpoint"
         )
 
 

@@ -42,6 +42,15 @@ class Slots:
         self._cache.truncate(slot, common[slot])
         sequence.slot, sequence.held = slot, common[slot]
 
+    def forget(self) -> bool:
+        """Remove what a free slot holds, the longest; returns whether there was any."""
+        held = [slot for slot, keys in self._free.items() if keys]
+        if held:
+            slot = max(held, key=lambda slot: len(self._free[slot]))
+            self._cache.truncate(slot, 0)
+            self._free[slot] = []
+        return bool(held)
+
     def give_back(self, sequence: Sequence) -> None:
         """Make the slot of a sequence free; the cache still holds its tokens."""
         self._free[sequence.slot] = sequence.keys[: sequence.held]

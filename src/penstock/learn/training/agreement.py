@@ -24,6 +24,7 @@ from penstock.plan.loader.agreement import leaves
 if TYPE_CHECKING:
     from penstock.learn.distillation.distiller import Distiller
     from penstock.learn.training.path_training import PathTraining
+    from penstock.models.later_weights import LaterWeights
 
 OF_A_RANK = ("device", "threads", "log_every", "tensorboard", "wandb", "feature_cache")
 """Settings that say where a rank computes, or what the first one reports."""
@@ -90,11 +91,13 @@ def contents(
     distiller: "Distiller | None",
     paths: "PathTraining | None",
     evaluators: Mapping[str, tuple[int, object]],
+    later: "LaterWeights | None" = None,
 ) -> dict[str, str]:
     """Digests of what a training begins with: weights, a reference model, teachers, evaluation
-    data.
+    data; of weights that the model does not have yet, where they come from.
     """
-    found = {"the initial weights": weights_digest(_state(model))}
+    digest = weights_digest(_state(model)) if later is None else later.made_from(model)
+    found = {"the initial weights": digest}
     reference = None if paths is None or paths.reference is None else paths.reference
     if reference is not None:
         found["the reference"] = reference.kind if reference.kind in REFERENCES else "a model"

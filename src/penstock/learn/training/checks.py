@@ -18,6 +18,7 @@ from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.learn.training.settings import TrainSettings
 from penstock.learn.training.tensor_logs import check_patterns
 from penstock.models import LanguageModel
+from penstock.models.four_bits import has_four_bits
 from penstock.models.isolation.lengths import asks_for_router_loss
 from penstock.models.ours.micro_sequences import check_cuts
 from penstock.models.ours.transformer import Transformer
@@ -60,6 +61,11 @@ def check_fit(
         ConfigError: Attention, micro-sequences, token ids, teachers or tensor logs do not fit the
             model and the data, or the model asks for a loss of its routers.
     """
+    if model.lora is None and has_four_bits(model):
+        raise ConfigError(
+            "model: its matrices are in 4 bits, which cannot be trained; train LoRA next to them "
+            "(training.lora), or take the float32 or bfloat16 folder that it was made from"
+        )
     check_ids(model, loader)
     _check_router_loss(model)
     row = trial_row(loader)

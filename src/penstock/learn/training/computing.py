@@ -7,6 +7,7 @@ stay outside of both; compiling last, which covers all but the hooks.
 """
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from penstock.learn.training.settings import TrainSettings
 from penstock.models import LanguageModel
 from penstock.models.activation_checkpointing import checkpoint_blocks
 from penstock.models.casting import freeze_in
+from penstock.models.four_bits import PACKAGE, compute_four_bits_in, has_four_bits
 from penstock.models.ours.experts import Experts
 from penstock.models.ours.transformer import Transformer
 from penstock.models.own_model import OwnModel
@@ -76,6 +78,7 @@ def set_precision(model: LanguageModel, dtype: torch.dtype, *, sharded: bool) ->
     """
     if dtype != model.compute_dtype:
         model.compute_in(dtype, casts=not sharded)
+    compute_four_bits_in(model, dtype)
     if model.lora is not None:
         freeze_in(model.parameters(), dtype)
 
@@ -137,9 +140,18 @@ def in_words(model: LanguageModel, settings: TrainSettings, ranks: int, attentio
         if settings.activation_checkpointing != "none"
         else "",
         f"sharded over {ranks}" if settings.shard else "",
+        "base in 4 bits" if has_four_bits(model) else "",
         "" if blocks else "blocks not known: neither compiled, sharded nor checkpointed",
     ]
     return " · ".join(part for part in parts if part)
+
+
+def numbers_of(model: LanguageModel) -> str:
+    """The dtype in which a model computes, and what dequantises its matrices, for the settings that
+    change bits.
+    """
+    dtype = str(model.compute_dtype)
+    return f"{dtype}, bitsandbytes {version(PACKAGE)}" if has_four_bits(model) else dtype
 
 
 def kept_bytes(model: LanguageModel, settings: TrainSettings, dtype: torch.dtype) -> int:

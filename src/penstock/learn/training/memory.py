@@ -9,6 +9,7 @@ from penstock.core.errors import ConfigError
 from penstock.learn.training.computing import blocks_of, kept_bytes, precision_of
 from penstock.learn.training.settings import Checkpointing, TrainSettings
 from penstock.models import LanguageModel, ModelSettings
+from penstock.models.four_bits import four_bit_bytes, has_four_bits
 from penstock.models.language_model import require_packed_rows
 from penstock.models.own_model import OwnModel
 from penstock.plan.loader import PlanSettings
@@ -34,9 +35,20 @@ def check_memory(
     *,
     device: torch.device,
     ranks: int,
+    shares: int = 1,
 ) -> None:
     """Refuse a model, or the rows of a step, that cannot fit into all memory of the machine.
     Allocates nothing.
+
+    Args:
+        model: The section `model`; of folders nothing is known yet.
+        vocab_size: Ids of the data.
+        training: How to train.
+        plan: The rows.
+        device: Of this rank.
+        ranks: Those that get different rows.
+        shares: Ranks that divide a model which gets its weights only then; 1: each rank holds it
+            whole at first.
 
     Raises:
         ConfigError: It does not fit.
@@ -46,12 +58,14 @@ def check_memory(
     if isinstance(model, ModelSettings):
         distances = model.prediction_heads
         count = model.with_vocabulary(vocab_size).num_parameters()
-        # Only weights with LoRA or with sharding; otherwise also gradients and the optimizer's
-        # state.
-        needed = count * (4 if training.lora is not None or training.shard else 16)
+        # Of LoRA, or until they are sharded, only the weights; otherwise also gradients and the
+        # optimizer's state.
+        whole_first = training.lora is not None or (training.shard and shares == 1)
+        needed = count * (4 if whole_first else 16) // shares
         _compare(
             "model",
-            f"{count:,} parameters",
+            f"{count:,} parameters"
+            + (f", divided among {shares} processes," if shares > 1 else ""),
             needed,
             device_memory(device),
             "make layers or width smaller",
@@ -82,8 +96,9 @@ def held_bytes(model: LanguageModel, settings: TrainSettings, ranks: int) -> int
         settings: How to train.
         ranks: Processes.
     """
-    # A frozen weight has no gradient and no state; a trained one has four numbers of 32 bits.
-    count = sum(
+    # Matrices in 4 bits are no parameters. A frozen weight has no gradient and no state; a trained
+    # one has four numbers of 32 bits.
+    count = four_bit_bytes(model) + sum(
         weight.numel() * (16 if weight.requires_grad else weight.element_size())
         for weight in model.parameters()
     )
@@ -125,7 +140,12 @@ def check_room(
         if enough and settings.micro_sequences == 1
         else "",
         "share rows among processes (training.context_parallel)",
-        "" if settings.shard else "share weights among them (training.shard)",
+        ""
+        if settings.shard or has_four_bits(model)
+        else "share weights among them (training.shard)",
+        "hold the frozen weights in 4 bits (training.lora.quantize: nf4)"
+        if model.lora is not None and not has_four_bits(model)
+        else "",
         "lower data.loader.sequence_length",
     ]
     raise ConfigError(

@@ -44,6 +44,7 @@ from penstock.learn.training.saving import Saving
 from penstock.learn.training.settings import TrainSettings
 from penstock.models import LanguageModel, save_model
 from penstock.models.facts import FACTS
+from penstock.models.four_bits import stored_names
 from penstock.models.lora.lora import is_adapter_weight, lora_weights
 from penstock.models.own_model import OwnModel
 from penstock.models.saving import WEIGHT_SHARDS, Base, base_checksum, base_written
@@ -388,7 +389,12 @@ def _base_is_fixed(model: LanguageModel, module: torch.nn.Module) -> bool:
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     # A buffer that is saved may change in training, such as a running mean; a tied weight has two
     # names.
-    kept = [name for name, value in module.state_dict().items() if value.data_ptr() not in weights]
+    known = stored_names(module)
+    kept = [
+        name
+        for name, value in module.state_dict().items()
+        if name not in known and value.data_ptr() not in weights
+    ]
     return all(is_adapter_weight(name) for name in trained) and not kept
 
 

@@ -211,6 +211,11 @@ class TrainSettings:
                 "training.shard must be true, false, or a number of ranks from 2, got "
                 f"{self.shard!r}"
             )
+        if self.shard and self.lora is not None and self.lora.quantize is not None:
+            raise ConfigError(
+                "training.shard and lora.quantize do not go together: matrices in 4 bits are not "
+                "divided among ranks; each rank holds all of them without shard"
+            )
         if self.shard and self.micro_sequences > 1:
             raise ConfigError("training.shard and micro_sequences do not go together; choose one")
         if self.micro_sequences > 1 and (self.rows_per_pass or 1) > 1:

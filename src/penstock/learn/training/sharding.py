@@ -29,6 +29,7 @@ from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.gradient_sums import GradientSums, fill_missing
 from penstock.learn.training.memory import device_memory
 from penstock.models import LanguageModel
+from penstock.models.four_bits import has_four_bits
 from penstock.models.tensor_files import local_part
 
 if TYPE_CHECKING:
@@ -57,8 +58,14 @@ def shard(model: LanguageModel, ranks: Ranks, over: int | None = None) -> None:
         over: Neighbouring ranks that hold the weights once; None: all.
 
     Raises:
-        ConfigError: The model has no `blocks`, or the ranks cannot be divided so.
+        ConfigError: The model has no `blocks`, or matrices in 4 bits, or the ranks cannot be
+            divided so.
     """
+    if has_four_bits(model):
+        raise ConfigError(
+            "training.shard: the matrices of the model are in 4 bits, which are not divided among "
+            "ranks; leave shard out (each rank then holds all of them), or take a base in bfloat16"
+        )
     blocks = require_blocks(model, "shard")
     module: Any = model
     ranks.begin_group()

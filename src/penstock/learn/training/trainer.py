@@ -31,12 +31,7 @@ from penstock.core.json_values import JsonObject
 from penstock.core.randomness import key_for
 from penstock.learn.training.agreement import bits_notices, contents
 from penstock.learn.training.checks import check_fit, trial_row
-from penstock.learn.training.computing import (
-    checkpoint_activations,
-    compile_blocks,
-    precision_of,
-    set_precision,
-)
+from penstock.learn.training.computing import numbers_of
 from penstock.learn.training.continued import Continued
 from penstock.learn.training.determinism import bit_settings
 from penstock.learn.training.distributed import Ranks
@@ -54,23 +49,24 @@ from penstock.learn.training.path_training import (
     dropout_notice,
     require_token_targets,
 )
+from penstock.learn.training.preparing import prepare
 from penstock.learn.training.processes import Interruption, settled_objects
 from penstock.learn.training.row_gradients import RowGradients
 from penstock.learn.training.run_state import (
     RunState,
     Totals,
-    fixed_base,
     module_of,
     reports_dropped,
 )
 from penstock.learn.training.saving import Saving, copy_size
 from penstock.learn.training.settings import TrainSettings
-from penstock.learn.training.sharding import GradientSync, shard, sharded_again
+from penstock.learn.training.sharding import GradientSync, sharded_again
 from penstock.learn.training.step_sums import StepSums
 from penstock.learn.training.tensor_logs import TensorLogs
 from penstock.learn.training.utilisation import Utilisation
 from penstock.models import LanguageModel
 from penstock.models.language_model import require_packed_rows
+from penstock.models.later_weights import LaterWeights
 from penstock.plan.loader import Step
 from penstock.plan.loader.agreement import check_ranks, check_values
 from penstock.plan.loader.loader import Loader
@@ -98,6 +94,7 @@ class Trainer:
             and task.
         evaluators: (interval, evaluator) by name; see `make_evaluators`.
         say: Called with each message for the user, one sentence.
+        later: Where the weights of a model come from that has none yet; None: it has them.
 
     Raises:
         ConfigError: Model, data and settings do not fit together; see `check_fit`.
@@ -117,6 +114,7 @@ class Trainer:
         groups: LossGroups | None = None,
         evaluators: Mapping[str, tuple[int, Evaluator]] = MappingProxyType({}),
         say: Callable[[str], None] = print,
+        later: LaterWeights | None = None,
     ) -> None:
         self.run, self.model, self.loader = run, model, loader
         self.settings, self.ranks, self.say = settings, ranks, say
@@ -146,21 +144,13 @@ class Trainer:
         for notice in notices:
             say(notice)
         if ranks.several:
-            check_values(contents(model, distiller, self._paths, evaluators))
+            check_values(contents(model, distiller, self._paths, evaluators, later))
         length = loader.settings.sequence_length
         check_room(model, settings, ranks.device, ranks.place.size, length)
         self.rows_per_pass = ranks.least(
             rows_per_pass(model, loader, settings, taught=distiller is not None)
         )
-        dtype = precision_of(settings, model)
-        for one in (model, *self._references()):
-            set_precision(one, dtype, sharded=bool(settings.shard) and one is model)
-        base = fixed_base(model)
-        checkpoint_activations(model, settings)
-        if settings.shard:
-            shard(model, ranks, settings.shard_over)
-        if settings.compile:
-            compile_blocks(model)
+        base = prepare(model, self._references(), settings, ranks, later)
         self._own_loss = None if settings.loss is None else LossOfOwn(settings.loss)
         self._on_step = None if settings.on_step is None else load_on_step(settings.on_step)
         own_loss = None if self._own_loss is None else self._own_loss.function
@@ -178,7 +168,7 @@ class Trainer:
             ranks.device,
             ranks.place.size,
             self.rows_per_pass,
-            str(model.compute_dtype),
+            numbers_of(model),
             optimizers.fused,
         )
         self.state = RunState(
@@ -202,7 +192,9 @@ class Trainer:
                 ranks.device,
                 say,
                 copies=copy_size(
-                    model, sharded=bool(settings.shard), only_trained=base is not None
+                    model,
+                    sharded=bool(settings.shard),
+                    only_trained=base is not None and not settings.shard,
                 ),
                 group=ranks.saving_group,
             ),

@@ -18,6 +18,7 @@ from torch import nn
 
 from penstock.core.arrays import Int64
 from penstock.models import LanguageModel
+from penstock.models.four_bits import four_bit_layers
 from penstock.models.isolation.lengths import text_config
 from penstock.models.ours.experts import Experts
 from penstock.models.ours.transformer import Transformer
@@ -65,7 +66,7 @@ class Operations:
         self.each_token = sum(
             share * weight.numel() * (6 if weight.requires_grad else 4)
             for weight, share in _matrices(model)
-        )
+        ) + sum(4 * share * size for size, share in _four_bit_matrices(model))
         self._layers = _attention(model)
 
     def of(self, rows: Iterable[ModelInput]) -> float:
@@ -117,10 +118,8 @@ def pairs(lengths: Int64, window: int | None) -> int:
 def _matrices(model: nn.Module) -> list[tuple[nn.Parameter, float]]:
     """Weights that are multiplied with tokens, and with which share of the tokens each is."""
     shares: dict[nn.Parameter, float] = {}
-    for module in model.modules():
-        if isinstance(module, Experts):
-            share = module.each / len(module.experts)
-            shares |= dict.fromkeys(module.experts.parameters(), share)
+    for experts_of, share in _experts(model):
+        shares |= dict.fromkeys(experts_of.parameters(), share)
     config: Any = text_config(getattr(model, "inner", model))
     routed, experts = (
         next((n for name in names if isinstance(n := getattr(config, name, None), int)), None)
@@ -137,6 +136,26 @@ def _matrices(model: nn.Module) -> list[tuple[nn.Parameter, float]]:
     if isinstance(model, Transformer) and model.unembedding is None:
         found[model.embedding.weight] = 1.0  # type: ignore[index]
     return list(found.items())
+
+
+def _four_bit_matrices(model: nn.Module) -> list[tuple[int, float]]:
+    """Weights of each matrix in 4 bits, all of which are frozen, and its share of the tokens."""
+    shares: dict[nn.Module, float] = {}
+    for experts_of, share in _experts(model):
+        shares |= dict.fromkeys(experts_of.modules(), share)
+    return [
+        (layer.in_features * layer.out_features, shares.get(layer, 1.0))
+        for _, layer in four_bit_layers(model)
+    ]
+
+
+def _experts(model: nn.Module) -> list[tuple[nn.Module, float]]:
+    """The experts of each block of ours, and which share of the tokens each of them gets."""
+    return [
+        (module.experts, module.each / len(module.experts))
+        for module in model.modules()
+        if isinstance(module, Experts)
+    ]
 
 
 def _attention(model: nn.Module) -> list[tuple[int, int | None]]:

@@ -9,11 +9,12 @@ be trained next to it (`trained_parts`).
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.core.randomness import key_for
+from penstock.models.four_bits import dequantise, has_four_bits, quantise, shapes_alone
 from penstock.models.lora.settings import LoraSettings
 
 if TYPE_CHECKING:
@@ -26,15 +27,19 @@ if TYPE_CHECKING:
 def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -> None:
     """Freeze a model and add LoRA to its matrices, in place; its output does not change.
 
+    That of a model without weights has none either; see `drawn_lora`.
+
     Raises:
         ConfigError: It already has LoRA, or no matrices of these names.
-        MissingExtraError: peft is not installed.
+        MissingExtraError: peft, or what it is to be quantised with, is not installed.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise MissingExtraError("peft", "lora") from error
     import torch
+
+    from penstock.models.on_meta import parameters_on_meta
 
     if model.lora is not None:
         raise ConfigError("the model already has LoRA; call merge_lora(model) first")
@@ -45,6 +50,8 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
         )
     saved = _modules(model, settings.modules_to_save)
     names = _targets(model, settings, saved)
+    if settings.quantize is not None and not has_four_bits(model):
+        quantise(model, {one for _, one in saved})
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]
@@ -54,27 +61,45 @@ def add_lora(model: "LanguageModel", settings: LoraSettings, *, seed: int = 0) -
         rank_pattern=dict(settings.rank_pattern),
         alpha_pattern=dict(settings.alpha_pattern),
     )
-    with warnings.catch_warnings():
+    weightless = next(module.parameters()).is_meta
+    placed = parameters_on_meta() if weightless else nullcontext()
+    with warnings.catch_warnings(), shapes_alone(), placed:
         # Of each matrix that is stored transposed (Conv1D), which peft then sets right.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
         inject_adapter_in_model(config, module)
     for _, _, layer in _layers(model):
         # Its dropout begins in training mode.
         layer.train(model.training)  # type: ignore[attr-defined]
-    for name, weight in lora_weights(model.state_dict()).items():
-        if "lora_A" in name:
-            generator = torch.Generator("cpu").manual_seed(key_for(seed, "lora", name))
-            drawn = torch.empty(weight.shape)
-            torch.nn.init.kaiming_uniform_(drawn, a=5**0.5, generator=generator)
-            with torch.no_grad():
-                weight.copy_(drawn)
+    if not weightless:
+        weights = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, drawn in drawn_lora(model, seed):
+                weights[name].copy_(drawn)
     _train_embeddings(model, settings)
     _train_modules(model, [name for name, _ in saved])
     model.lora = settings
 
 
+def drawn_lora(model: "LanguageModel", seed: int) -> "Iterator[tuple[str, Tensor]]":
+    """Initial values of a model's LoRA that are not 0, by name, one after the other, on the CPU.
+    The model's own may be anywhere, and are not read.
+    """
+    import torch
+
+    for name, weight in model.named_parameters():
+        if ".lora_A" in name:
+            generator = torch.Generator("cpu").manual_seed(key_for(seed, "lora", name))
+            drawn = torch.empty(weight.shape)
+            torch.nn.init.kaiming_uniform_(drawn, a=5**0.5, generator=generator)
+            yield name, drawn
+
+
 def merge_lora(model: "LanguageModel") -> None:
-    """Merge LoRA into the model's matrices, in place; all weights become trainable again."""
+    """Merge LoRA into the model's matrices, in place; all weights become trainable again.
+
+    Matrices in 4 bits are dequantised first: what LoRA adds would be lost in their rounding.
+    """
+    dequantise(model)
     for _, _, layer in _layers(model):
         layer.merge()
     settle_parts(model)

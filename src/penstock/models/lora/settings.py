@@ -11,6 +11,7 @@ from penstock.core.json_values import JsonMapping
 MOST_RANK = 1 << 16
 """Maximum `rank`."""
 Embeddings = Literal["all", "new"]
+Quantization = Literal["nf4"]
 
 
 @final
@@ -44,6 +45,11 @@ class LoraSettings:
     """
     modules_to_save: tuple[str, ...] = ()
     """Modules that are trained whole, next to LoRA, by the ends of their names: norm, lm_head."""
+    quantize: Quantization | None = None
+    """nf4: hold the frozen matrices of the blocks in 4 bits (QLoRA, Dettmers et al. 2023), with
+    double quantisation; they are dequantised to training.precision where they are used. Needs the
+    extra `qlora`. A base that is stored in 4 bits stays as it is. None: not quantised.
+    """
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= MOST_RANK or not 0 < self.alpha < float("inf"):
@@ -57,6 +63,8 @@ class LoraSettings:
             raise ConfigError(
                 f"lora.train_embeddings must be all or new, got {self.train_embeddings!r}"
             )
+        if self.quantize not in (None, *get_args(Quantization)):
+            raise ConfigError(f"lora.quantize must be nf4, or left out, got {self.quantize!r}")
         for pattern, rank in self.rank_pattern.items():
             if not 1 <= rank <= MOST_RANK:
                 raise ConfigError(

@@ -23,11 +23,13 @@ from torch import Tensor
 from penstock.core.errors import CorruptionError, FormatError
 from penstock.core.json_files import read_object
 from penstock.models.facts import ModelFacts, with_facts
+from penstock.models.four_bits import is_four_bits
 from penstock.models.isolation.comparison import not_finite
 from penstock.models.isolation.report import names
 from penstock.models.ours.initial_weights import empty_transformer
 from penstock.models.ours.transformer import Transformer
 from penstock.models.settings import ModelSettings
+from penstock.models.tensor_files import StoredTensors
 from penstock.models.theirs.attention import one_line
 
 _BLOCK = {
@@ -164,6 +166,11 @@ def refuse_incomplete(folder: Path, missing: Iterable[str], left_over: Iterable[
         )
 
 
+def is_harmless(name: str) -> bool:
+    """Whether a stored tensor of this name is a buffer that models create themselves."""
+    return _HARMLESS.search(name) is not None
+
+
 def refuse_not_finite(folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Refuse weights that are NaN or infinite.
 
@@ -233,27 +240,12 @@ def import_llama(
         CorruptionError: Weights are missing, left over or not finite, or do not fit.
     """
     folder = Path(folder)
-    if (reason := refusal(folder)) is not None:
-        raise FormatError(
-            f"{folder}: {reason}, which our transformer does not have; use it as model: hf:{folder}"
-        )
-    config = read_config(folder)
-    refuse_quantised(folder, config)
-    refuse_oversized(folder, config)
-    try:
-        settings = _settings(config)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise FormatError(f"{folder / 'config.json'}: {error!r}; copy the model again") from None
+    settings = _plain_settings(folder)
     if dtype == torch.float32:
         settings = replace(settings, dtype="float32")
     stored = _weights(folder)
-    with torch.device("meta"):
-        names = {
-            name: str(llama_name(name, settings.layers))
-            for name in Transformer(settings).state_dict()
-        }
-    left_over = stored.keys() - names.values() - {"lm_head.weight"}
-    refuse_incomplete(folder, names.values() - stored.keys(), left_over)
+    names = _llama_names(settings)
+    _refuse_others(folder, names, stored.keys())
     try:
         model = empty_transformer(
             settings, device, dtype or stored["model.embed_tokens.weight"].dtype
@@ -267,11 +259,54 @@ def import_llama(
     return with_facts(model, ModelFacts.of_folder(folder))
 
 
+def stored_llama(folder: Path) -> tuple[ModelSettings, StoredTensors]:
+    """What `import_llama` would make of a folder: its settings, and where its weights are, by our
+    names.
+
+    Raises:
+        FormatError, CorruptionError: As `import_llama`; values are not read.
+    """
+    settings, stored = _plain_settings(folder), StoredTensors(weight_files(folder))
+    names = _llama_names(settings)
+    _refuse_others(folder, names, stored.shapes)
+    return settings, stored.chosen(names)
+
+
+def _plain_settings(folder: Path) -> ModelSettings:
+    if (reason := refusal(folder)) is not None:
+        raise FormatError(
+            f"{folder}: {reason}, which our transformer does not have; use it as model: hf:{folder}"
+        )
+    config = read_config(folder)
+    refuse_quantised(folder, config)
+    refuse_oversized(folder, config)
+    try:
+        return _settings(config)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise FormatError(f"{folder / 'config.json'}: {error!r}; copy the model again") from None
+
+
+def _llama_names(settings: ModelSettings) -> dict[str, str]:
+    """Our name of each weight → its name in a folder."""
+    with torch.device("meta"):
+        return {
+            name: str(llama_name(name, settings.layers))
+            for name in Transformer(settings).state_dict()
+        }
+
+
+def _refuse_others(folder: Path, names: Mapping[str, str], stored: Iterable[str]) -> None:
+    there, needed = set(stored), set(names.values())
+    refuse_incomplete(folder, needed - there, there - needed - {"lm_head.weight"})
+
+
 def refusal(folder: Path) -> str | None:
     """What our transformer lacks for the model in a folder; None if it can be imported."""
     config = read_config(folder)
     if config.get("model_type") not in ("llama", "mistral"):
         return f"a model of type {config.get('model_type')!r}"
+    if is_four_bits(config):
+        return "weights in 4 bits"
     if config.get("attention_bias") or config.get("mlp_bias"):
         return "biases"
     if config.get("hidden_act", "silu") != "silu":
@@ -317,12 +352,19 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_object(folder / "config.json")
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files of the weights in the Hugging Face layout, as safetensors; they may not exist.
+
+    Raises:
+        CorruptionError: As `listed_files`.
+    """
+    return [folder / file for file in listed_files(folder).get(_INDEX, [_WHOLE])]
+
+
 def _weights(folder: Path) -> dict[str, Tensor]:
-    listed = listed_files(folder).get(_INDEX, [_WHOLE])
+    files = weight_files(folder)
     try:
-        return {
-            name: weight for file in listed for name, weight in load_file(folder / file).items()
-        }
+        return {name: weight for file in files for name, weight in load_file(file).items()}
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CorruptionError(
             f"{folder}: {error}; copy the model again (expected safetensors)"

@@ -1,5 +1,6 @@
 """Initial weights of the transformer, a function of the seed and of each weight's name."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 import torch
@@ -44,8 +45,24 @@ class _WithoutInit(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+@torch.no_grad()
 def initialise(model: Transformer, seed: int) -> None:
-    """Initialise weights: norms with 1, all others from a normal distribution.
+    """Initialise weights; see `drawn_weights`."""
+    weights = dict(model.named_parameters())
+    for name, values in drawn_weights(model, seed):
+        weights[name].copy_(values)
+
+
+def drawn_weights(
+    model: Transformer, seed: int, own: Mapping[str, Tensor] | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """The initial weights of a model by name, one after the other, on the CPU: norms are 1, all
+    others from a normal distribution.
+
+    Args:
+        model: Its weights may be anywhere, and are not read.
+        seed: Of the draws.
+        own: Its weights by the names that they had before LoRA was added; None: it has none.
 
     Weights that write to the residual stream are smaller by √(2 × layers), so that its variance
     does not grow with depth.
@@ -55,15 +72,16 @@ def initialise(model: Transformer, seed: int) -> None:
     settings = model.settings
     for name, module in model.named_modules():
         if isinstance(module, Mixer):
-            module.initialise(torch.Generator("cpu").manual_seed(key_for(seed, "weights", name)))
-    for name, weight in model.named_parameters():
+            generator = torch.Generator("cpu").manual_seed(key_for(seed, "weights", name))
+            for inside, values in module.drawn(generator):
+                yield f"{name}.{inside}", values
+    for name, weight in model.named_parameters() if own is None else own.items():
         if name.endswith(("decay_log", "step_bias")):
             continue
         if weight.ndim == 1:
-            nn.init.ones_(weight)
+            yield name, torch.ones(weight.shape)
             continue
         writes = name.endswith(("output.weight", "down.weight"))
         std = settings.init_std / (2 * settings.layers) ** 0.5 if writes else settings.init_std
         generator = torch.Generator("cpu").manual_seed(key_for(seed, "weights", name))
-        with torch.no_grad():
-            weight.copy_(torch.randn(weight.shape, generator=generator) * std)
+        yield name, torch.randn(weight.shape, generator=generator).mul_(std)

@@ -28,9 +28,10 @@ from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage, RowMedia
 from penstock.models.attention import LayerAttend
 from penstock.models.attention.compiling import uncompiled
-from penstock.models.cache import Cache
 from penstock.models.facts import ModelFacts
+from penstock.models.head import matrix_of, wide
 from penstock.models.image_features import FeatureCache
+from penstock.models.key_caches import KeyCache, new_key_cache
 from penstock.models.language_model import PackingVerdict
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.ours.blocks import Block, rotary_angles
@@ -74,6 +75,7 @@ class Transformer(nn.Module):
         lora: The LoRA that trains next to it; see `add_lora`.
         new_rows: Rows for entries that its tokenizer gained.
         origin: The run or folder that its weights came from; None: they are new.
+        home: Where its weights will be, if it has none yet.
         facts: What its folder says; empty if its weights were made here.
         blocks: `layers` blocks, the last of which is the head of distance 1, then one for each
             further distance.
@@ -91,6 +93,7 @@ class Transformer(nn.Module):
         self.lora: LoraSettings | None = None
         self.new_rows: NewRows | None = None
         self.origin: str | None = None
+        self.home: torch.device | None = None
         self.facts = ModelFacts()
         self.embedding = nn.Embedding(settings.vocab_size, settings.width)
         kinds = [settings.block(layer) for layer in range(settings.num_blocks)]
@@ -248,11 +251,16 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], in float32 or wider."""
-        weight = self.embedding.weight if self.unembedding is None else self.unembedding.weight
-        scores = linear(hidden, weight.to(hidden.dtype))
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return wide(self.narrow_logits(hidden))
+
+    def narrow_logits(self, hidden: Tensor) -> Tensor:
+        """[..., width] → [..., vocab], in the dtype of the hidden states unless they have a soft
+        cap.
+        """
+        table = self.embedding if self.unembedding is None else self.unembedding
+        scores = linear(hidden, matrix_of(table, hidden.dtype))
         if (most := self.settings.logit_softcap) is not None:
-            scores = most * (scores / most).tanh()
+            scores = most * (wide(scores) / most).tanh()
         return scores
 
     def packing(self, slots: int) -> PackingVerdict:
@@ -261,7 +269,7 @@ class Transformer(nn.Module):
         """
         return PackingVerdict(slots)
 
-    def new_cache(self, sequences: int, capacity: int) -> Cache:
+    def new_cache(self, sequences: int, capacity: int) -> KeyCache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens."""
         # Only main mixers write texts.
         mains = [
@@ -269,7 +277,8 @@ class Transformer(nn.Module):
             for layer in range(self.settings.layers)
         ]
         windows = tuple(main.sliding_window for main in mains if not main.is_recurrent)
-        return Cache(
+        return new_key_cache(
+            self,
             layers=len(windows),
             sequences=sequences,
             capacity=capacity,
@@ -287,14 +296,14 @@ class Transformer(nn.Module):
         self,
         tokens: Tensor,
         lengths: Tensor,
-        cache: Cache,
+        cache: KeyCache,
         sequences: Tensor | None = None,
         images: Sequence[PromptImages | None] | None = None,
     ) -> Tensor:
         """Append new tokens to sequences, which grow by `lengths`.
 
         Args:
-            tokens: int64 [B, n] on the model's device, right-padded with any id.
+            tokens: int64 [B, n], preferably on the CPU, right-padded with any id.
             lengths: int64 [B], preferably on the CPU: tokens of each row. Results of a row with 0
                 are undefined.
             cache: From `new_cache`.
@@ -308,11 +317,17 @@ class Transformer(nn.Module):
             ConfigError: Shapes do not fit, or a sequence exceeds the cache's capacity.
         """
         growth = cache.growth(tokens, lengths, sequences)
-        embedded = None if images is None else self._embedded(tokens, growth.parts(images))
+        embedded = None
+        if images is not None:
+            embedded = self._embedded(growth.tokens, growth.parts(images))
         carried = growth if self.settings.is_recurrent else None
         with uncompiled():
+            if embedded is None and carried is None:
+                found = growth.step(self._decode)
+                if found is not None:
+                    return found
             hidden = self.run(
-                tokens,
+                growth.tokens,
                 growth.positions,
                 growth.attend,
                 distances=1,
@@ -320,7 +335,11 @@ class Transformer(nn.Module):
                 carried=carried,
             )[0]
         growth.done()
-        return self.logits(hidden[growth.last])
+        return self.logits(growth.at_last(hidden))
+
+    def _decode(self, tokens: Tensor, positions: Tensor, attend: LayerAttend) -> Tensor:
+        """Logits [B, vocab] after one token of each sequence [B, 1]."""
+        return self.logits(self.run(tokens, positions, attend, distances=1)[0][:, -1])
 
     def _embedded(self, tokens: Tensor, parts: Sequence[RowMedia | None]) -> Tensor | None:
         """Embeddings [B, n, width] of new tokens, with features of images at their slots; None:
@@ -442,8 +461,9 @@ class Transformer(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
-        return self.embedding.weight.device
+        """Device of the weights, or the one where they will be."""
+        found = self.embedding.weight.device
+        return found if found.type != "meta" or self.home is None else self.home
 
     @property
     def compute_dtype(self) -> torch.dtype:

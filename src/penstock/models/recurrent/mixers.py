@@ -6,6 +6,7 @@ sequences with a cache.
 """
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol, final
 
 import torch
@@ -147,16 +148,17 @@ class Mixer(nn.Module):
         """Outputs [T, heads, head_width], and states; these may be None if nobody keeps them."""
         raise NotImplementedError
 
-    def initialise(self, generator: torch.Generator) -> None:
-        """Rates of decay from 1 to 16, and step sizes evenly spread in their logarithm."""
+    def drawn(self, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
+        """Initial weights by name, float64: rates of decay from 1 to 16, and step sizes evenly
+        spread in their logarithm.
+        """
         low, high = (math.log(size) for size in STEPS)
-        with torch.no_grad():
-            for name, values in (("decay_log", (0.0, math.log(16))), ("step_bias", (low, high))):
-                weight = getattr(self, name)
-                drawn = torch.rand(weight.shape, generator=generator, dtype=torch.float64)
-                sizes = values[0] + drawn * (values[1] - values[0])
-                # The inverse of softplus, for the step sizes.
-                weight.copy_(sizes if name == "decay_log" else (sizes.exp().expm1()).log())
+        for name, values in (("decay_log", (0.0, math.log(16))), ("step_bias", (low, high))):
+            shape = getattr(self, name).shape
+            drawn = torch.rand(shape, generator=generator, dtype=torch.float64)
+            sizes = values[0] + drawn * (values[1] - values[0])
+            # The inverse of softplus, for the step sizes.
+            yield name, sizes if name == "decay_log" else (sizes.exp().expm1()).log()
 
 
 @final

@@ -1,10 +1,15 @@
 """Tries whether our attention can replace that of a model of transformers, by its logits."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError
 from penstock.models.isolation.report import describe
+from penstock.models.on_meta import all_on_meta
 from penstock.models.theirs.attention import (
     UnfitAttentionError,
     distance,
@@ -16,6 +21,12 @@ from penstock.models.theirs.attention import (
 )
 from penstock.models.theirs.interface import TheirModel
 from penstock.models.without_dropout import evaluating
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_EXPERTS = "_experts_implementation"
+"""Attribute of transformers' settings: how its experts compute."""
 
 
 def fit_attention(model: TheirModel, truth: Tensor | None) -> None:
@@ -40,12 +51,29 @@ def fit_attention(model: TheirModel, truth: Tensor | None) -> None:
             _compare(model, truth)
         elif trial.uses_our_attention:
             # Of all its layers; the twin has fewer.
-            fit.shape = take_attention(model.inner)
+            with _on_meta(model.inner) if model.is_on_meta else nullcontext():
+                fit.shape = take_attention(model.inner)
         else:
             raise UnfitAttentionError(trial.fit.reason)
     except UnfitAttentionError as reason:
         fit.shape, fit.reason = None, str(reason)
         use_attention(model.inner, fit.own)
+
+
+@contextmanager
+def _on_meta(inner: "PreTrainedModel") -> Iterator[None]:
+    """Let a model without weights run, on nothing but shapes."""
+    configs = {id(one): one for one in (inner.config, inner.config.get_text_config())}
+    before = {key: getattr(one, _EXPERTS, None) for key, one in configs.items()}
+    # The other ways of experts count the tokens of each, or know no meta device in float32.
+    for one in configs.values():
+        setattr(one, _EXPERTS, "batched_mm")
+    try:
+        with all_on_meta(inner):
+            yield
+    finally:
+        for key, one in configs.items():
+            setattr(one, _EXPERTS, before[key])
 
 
 def _compare(model: TheirModel, truth: Tensor) -> None:

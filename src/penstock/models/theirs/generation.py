@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from penstock.core.errors import ConfigError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
+from penstock.models.attention import LayerAttend
 from penstock.models.attention.compiling import uncompiled
-from penstock.models.cache import Cache
 from penstock.models.isolation.report import describe
+from penstock.models.key_caches import KeyCache, new_key_cache
 from penstock.models.text_cache import TextCache
 from penstock.models.theirs.attention import PROMPT, distance, one_line, rounding
 from penstock.models.theirs.cache import TheirCaches
@@ -44,7 +45,7 @@ class Generation:
         self._warned_slow = False
         self.caches_images, self._tried_cached_images = True, False
 
-    def new_cache(self, sequences: int, capacity: int) -> Cache | TextCache:
+    def new_cache(self, sequences: int, capacity: int) -> KeyCache | TextCache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens.
 
         For a model that needs more than keys and values, and for sequences so long that its rotary
@@ -58,9 +59,10 @@ class Generation:
             sequences, capacity, self._model.device, self._keys(sequences, self._model.rotary[0])
         )
 
-    def _keys(self, sequences: int, capacity: int) -> Cache:
+    def _keys(self, sequences: int, capacity: int) -> KeyCache:
         assert self._model.fit.shape is not None
-        return Cache(
+        return new_key_cache(
+            self._model.inner,
             layers=self._model.fit.shape.layers,
             sequences=sequences,
             capacity=capacity,
@@ -77,7 +79,7 @@ class Generation:
         self,
         tokens: Tensor,
         lengths: Tensor,
-        cache: Cache | TextCache,
+        cache: KeyCache | TextCache,
         sequences: Tensor | None = None,
         images: Sequence[PromptImages | None] | None = None,
     ) -> Tensor:
@@ -91,32 +93,41 @@ class Generation:
         self,
         tokens: Tensor,
         lengths: Tensor,
-        cache: Cache,
+        cache: KeyCache,
         sequences: Tensor | None,
         images: Sequence[PromptImages | None] | None,
     ) -> Tensor:
         """`extend` through our cache."""
         growth = cache.growth(tokens, lengths, sequences)
         if images is None or not any(images):
-            hidden = self._model.run(tokens, growth.positions, growth.attend)[0]
+            found = growth.step(self._step)
+            if found is not None:
+                return found
+            hidden = self._model.run(growth.tokens, growth.positions, growth.attend)[0]
         else:
             parts = growth.parts(images)
             if any(parts) and len(parts) > 1:
                 return self._extend_each(tokens, lengths, cache, sequences, images)
             if parts[0]:
-                hidden = self._images.hidden_of_part(tokens, lengths, growth, parts[0])
+                hidden = self._images.hidden_of_part(growth.tokens, lengths, growth, parts[0])
             else:
                 hidden = self._model.run(
-                    tokens, self._images.text_positions(growth.positions, parts), growth.attend
+                    growth.tokens,
+                    self._images.text_positions(growth.positions, parts),
+                    growth.attend,
                 )[0]
         growth.done()
-        return self._model.logits(hidden[growth.last])
+        return self._model.logits(growth.at_last(hidden))
+
+    def _step(self, tokens: Tensor, positions: Tensor, attend: LayerAttend) -> Tensor:
+        """Logits [B, vocab] after one token of each sequence [B, 1]."""
+        return self._model.logits(self._model.run(tokens, positions, attend)[0][:, -1])
 
     def _extend_each(
         self,
         tokens: Tensor,
         lengths: Tensor,
-        cache: Cache,
+        cache: KeyCache,
         sequences: Tensor | None,
         images: Sequence[PromptImages | None],
     ) -> Tensor:
@@ -209,7 +220,7 @@ class Generation:
         if by_keys:
             assert cache.keys is not None
             held = cache.keys.lengths
-            new = [cache.text(sequence, int(held[sequence])) for _, sequence in by_keys]
+            new = [cache.host_text(sequence, int(held[sequence])) for _, sequence in by_keys]
             counts, places = (
                 torch.tensor([len(text) for text in new]),
                 torch.tensor([place for _, place in by_keys]),
@@ -231,7 +242,7 @@ class Generation:
         """
         if images is not None:
             self._warn_slow()
-            row = self._model.row_tensors(document_of(images, cache.text(sequence).cpu().numpy()))
+            row = self._model.row_tensors(document_of(images, cache.host_text(sequence).numpy()))
             return self._model.logits(self._images.hidden(row)[0, -1])
         if self.own_caches is None and not self._model.uses_our_attention:
             self.own_caches = TheirCaches(self._model)

@@ -15,8 +15,8 @@ from torch.nn.functional import pad
 
 from penstock.core.errors import ConfigError
 from penstock.media.rows import BlankImage, RowMedia
-from penstock.models.cache import Growth
 from penstock.models.isolation.report import describe
+from penstock.models.new_tokens import NewTokens
 from penstock.models.recurrent import Borders
 from penstock.models.row_tensors import RowTensors
 from penstock.models.theirs.attention import (
@@ -212,7 +212,7 @@ class ImageWays:
         return found
 
     def hidden_of_part(
-        self, tokens: Tensor, lengths: Tensor, growth: Growth, media: RowMedia
+        self, tokens: Tensor, lengths: Tensor, growth: NewTokens, media: RowMedia
     ) -> Tensor:
         """Final hidden states [1, n, width] of one row's new tokens [1, n], with images among
         them.

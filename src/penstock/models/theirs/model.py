@@ -28,11 +28,13 @@ from penstock.core.errors import ConfigError, IsolationError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models.attention import LayerAttend, RowAttend, RowAttention
-from penstock.models.cache import Cache
 from penstock.models.casting import cast_model
 from penstock.models.facts import ModelFacts
+from penstock.models.four_bits import has_four_bits
+from penstock.models.head import wide
 from penstock.models.isolation.lengths import rotary_limit
 from penstock.models.isolation.report import CURE, describe
+from penstock.models.key_caches import KeyCache
 from penstock.models.language_model import PackingVerdict, require_packed_rows
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.lora.trained_parts import num_rows
@@ -76,6 +78,7 @@ class HuggingFaceModel(nn.Module):
 
     Attributes:
         inner: The model itself.
+        home: Where its weights will be, if it has none yet.
         lora: The LoRA that trains next to it; see `add_lora`.
         new_rows: Rows for entries that its tokenizer gained.
         origin: The run, folder or hub name that its weights came from; None: unknown.
@@ -86,9 +89,9 @@ class HuggingFaceModel(nn.Module):
         packed: How its rows of several documents run.
     """
 
-    def __init__(self, inner: "PreTrainedModel") -> None:
+    def __init__(self, inner: "PreTrainedModel", home: torch.device | None = None) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner, self.home = inner, home
         self.lora: LoraSettings | None = None
         self.new_rows: NewRows | None = None
         self.origin: str | None = getattr(inner, "name_or_path", None) or None
@@ -134,13 +137,14 @@ class HuggingFaceModel(nn.Module):
             and weight.device.type != "meta"
             and self._computes in (None, weight.dtype)
             and all(block._compiled_call_impl is None for block in self.blocks)
+            and not has_four_bits(self.inner)
         )
         return self if whole else self._twin.model or self
 
     @property
     def is_on_meta(self) -> bool:
         """Whether it has no weights yet."""
-        return self.device.type == "meta"
+        return bool(next(self.inner.parameters()).is_meta)
 
     @property
     def decoder(self) -> Decoder | None:
@@ -262,12 +266,13 @@ class HuggingFaceModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], in float32 or wider."""
-        scores: Tensor = (
-            hidden
-            if self._decoder is None
-            else self._decoder.logits(self.inner, hidden.to(self.compute_dtype))
-        )
-        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return wide(self.narrow_logits(hidden))
+
+    def narrow_logits(self, hidden: Tensor) -> Tensor:
+        """[..., width] → [..., vocab], in the dtype in which the model makes them."""
+        if self._decoder is None:
+            return hidden
+        return self._decoder.logits(self.inner, hidden.to(self.compute_dtype))
 
     def document(self, tokens: Tensor) -> Tensor:
         """Final hidden states [1, n, width] of one document [n]; logits if `hidden` returns
@@ -287,7 +292,7 @@ class HuggingFaceModel(nn.Module):
         places = torch.arange(len(tokens), device=device)
         return self.run(tokens, places, RowAttend.of(shape.windows, attention))
 
-    def new_cache(self, sequences: int, capacity: int) -> Cache | TextCache:
+    def new_cache(self, sequences: int, capacity: int) -> KeyCache | TextCache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens; see
         `Generation.new_cache`.
         """
@@ -297,7 +302,7 @@ class HuggingFaceModel(nn.Module):
         self,
         tokens: Tensor,
         lengths: Tensor,
-        cache: Cache | TextCache,
+        cache: KeyCache | TextCache,
         sequences: Tensor | None = None,
         images: Sequence[PromptImages | None] | None = None,
     ) -> Tensor:
@@ -433,8 +438,9 @@ class HuggingFaceModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
-        return next(self.inner.parameters()).device  # type: ignore[no-any-return]
+        """Device of the weights, or the one where they will be."""
+        found = next(self.inner.parameters()).device
+        return found if found.type != "meta" or self.home is None else self.home
 
     @property
     def compute_dtype(self) -> torch.dtype:

@@ -47,7 +47,9 @@ class Twin:
     def model(self) -> Any:
         """The twin behind the same interface; None: there is none, so the model is tried itself."""
         if not self._made:
-            device = torch.device("cpu") if self._of.is_on_meta else self._of.device
+            device = self._of.device
+            # A model without weights may not know where they will be.
+            device = torch.device("cpu") if device.type == "meta" else device
             of: Any = self._of
             inner = make_twin(of.inner, device, of.fit.own)
             self._model = None if inner is None else type(of)(inner)

@@ -9,6 +9,7 @@ from penstock.learn.training.checks import trial_row
 from penstock.learn.training.computing import in_words, kept_bytes
 from penstock.learn.training.memory import held_bytes
 from penstock.models import ModelSettings
+from penstock.models.four_bits import num_weights
 from penstock.models.recurrent.choice import recurrent_operations
 from penstock.plan.loader.loader import Loader
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def describe(trainer: "Trainer", model: ModelSettings | str | None) -> list[tuple[str, str]]:
     """Summary of a run as (name, value): parameters, memory, tokens, steps."""
-    parameters = sum(p.numel() for p in trainer.model.parameters())
+    parameters = num_weights(trainer.model)
     memory = held_bytes(trainer.model, trainer.settings, trainer.ranks.place.size)
     held = trainer.reference_parameters
     loader: Loader = trainer.loader

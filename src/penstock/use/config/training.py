@@ -8,17 +8,16 @@ reads the checkpoint that it would resume, and writes nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, final
-
-import torch
 
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.folders import check_unlocked
 from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.urls import shown_urls
 from penstock.core.yaml_files import parse_yaml, read_yaml, write_yaml
-from penstock.learn.training import RunFolder, Trainer, TrainSettings
+from penstock.learn.training import Trainer, TrainSettings
 from penstock.learn.training.agreement import shared_settings
 from penstock.learn.training.checks import check_writers, freeze
 from penstock.learn.training.continued import Continued
@@ -26,7 +25,6 @@ from penstock.learn.training.continuing import begin_from, checkpoint_of
 from penstock.learn.training.determinism import prepare_torch
 from penstock.learn.training.evaluators import make_evaluators
 from penstock.learn.training.loss_groups import LossGroups
-from penstock.learn.training.memory import check_memory
 from penstock.learn.training.processes import in_step
 from penstock.learn.training.restoring import take_weights
 from penstock.learn.training.run_folder import (
@@ -38,22 +36,16 @@ from penstock.learn.training.run_folder import (
     check_run,
 )
 from penstock.learn.training.run_state import count_steps
-from penstock.models import ModelSettings, merge_lora, use_recurrent
-from penstock.models.building import HUGGING_FACE, build_model
-from penstock.models.facts import with_facts
-from penstock.models.lora.lora import add_lora, remove_lora
-from penstock.models.saving import load_model
+from penstock.models import use_recurrent
+from penstock.models.four_bits import four_bits_in_words, require_bitsandbytes
+from penstock.models.lora.lora import add_lora
 from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader import Companion
 from penstock.plan.loader.agreement import check_values
-from penstock.use.config.run_file import DataSettings, RunSettings, make_loader, open_sources
+from penstock.use.config.initial_models import GIVEN, TRAINED, initial_model, is_gone, widen
+from penstock.use.config.run_file import RunSettings, make_loader, open_sources
 from penstock.use.config.teachers import open_teachers
-from penstock.use.config.vocabularies import (
-    fit_vocabulary,
-    frozen_rows,
-    tokenizer_of,
-    vocabulary_size,
-)
+from penstock.use.config.vocabularies import frozen_rows
 from penstock.use.inspection.targets import target_warnings
 
 if TYPE_CHECKING:
@@ -61,12 +53,8 @@ if TYPE_CHECKING:
     from penstock.models import LanguageModel
 
 FILLING_THREADS = 1
-GIVEN = "given"
-"""Name of a model that was passed as a Python object."""
 READ_BY_TEACHERS = InputRequirements(asked_by="the teacher", positions=True, cu_seqlens=True)
 """Fields for teachers: one with the student's tokenizer reads the student's own rows."""
-TRAINED = "from:"
-"""Prefix of `model` that names a run or a model folder to take the initial weights from."""
 
 
 @final
@@ -306,31 +294,36 @@ def _make_parts(
     if continued is not None and continues:
         start = f"{TRAINED}{continued.run}"
     check_writers(training)
+    packs = training.lora is not None and training.lora.quantize is not None
+    if packs:
+        require_bitsandbytes()
     prepare_torch(training, ranks.device)
-    itself = resume and output is not None and _is_gone(start)
+    itself = resume and output is not None and is_gone(start)
     if itself:
         # It is no longer needed: the run's own checkpoint has the same shapes and all weights.
         start = f"{TRAINED}{output}"
-    check_memory(
+    has_checkpoint = _has_checkpoint(output, resume)
+    model, later = initial_model(
+        data,
         start,
-        vocabulary_size(data),
         training,
-        data.loader,
-        device=ranks.device,
-        ranks=ranks.data.size,
+        ranks,
+        say,
+        given=given.model,
+        merged=not (continues or itself),
     )
-    if given.model is not None:
-        model = _fit(given.model, ranks)
-        fit_vocabulary(model, data, tokenizer_of(model.origin), name=_named(model), say=say)
-    elif itself:
-        model = _trained_model(str(output), ranks.device, merged=False)
-        fit_vocabulary(model, data, tokenizer_of(model.origin), name=f"the model {start}", say=say)
-    else:
-        model = _make_model(data, start, training, ranks.device, say, merged=not continues)
     if training.lora is not None and model.lora != training.lora:
         add_lora(model, training.lora, seed=training.seed)
+        later = later and replace(later, lora_seed=training.seed)
+    if packs:
+        widen(model.to(ranks.device))
+    if packed := four_bits_in_words(model):
+        say(packed)
     if continued is not None and "weights" in continued.take:
-        _take_weights(model, continued, training, resumed=_has_checkpoint(output, resume))
+        if later is None:
+            _take_weights(model, continued, training, resumed=has_checkpoint)
+        elif not has_checkpoint:
+            later = replace(later, load=partial(take_weights, checkpoint_of(continued)))
     freeze(model, training.frozen)
     if (notice := frozen_rows(model)) is not None:
         say(notice)
@@ -364,6 +357,7 @@ def _make_parts(
         model.cache_features(training.feature_cache, loader.blank_image)
     return {
         "model": model,
+        "later": None if later is None else replace(later, is_resumed=has_checkpoint),
         "settings": training,
         "loader": loader,
         "steps": count_steps(loader, training),
@@ -403,65 +397,3 @@ def _choose_recurrent(model: "LanguageModel", training: TrainSettings) -> None:
         use_recurrent(model, training.recurrent_backends)
     except ConfigError as error:
         raise ConfigError(f"training.recurrent: {error}") from None
-
-
-def _fit(model: "LanguageModel", ranks: "Ranks") -> "LanguageModel":
-    """Move a model passed from Python to this rank's device, with weights in at least float32."""
-    for weight in model.parameters():
-        # In half precision an optimiser step is often smaller than the spacing of numbers, and
-        # would be lost.
-        weight.data = weight.data.to(ranks.device, torch.promote_types(weight.dtype, torch.float32))
-    assert isinstance(model, torch.nn.Module)
-    return model.to(ranks.device).train()
-
-
-def _named(model: "LanguageModel") -> str:
-    return "model" if model.origin is None else f"the model {model.origin}"
-
-
-def _is_gone(model: ModelSettings | str) -> bool:
-    """Whether the model is `from:` a path that no longer exists."""
-    return (
-        isinstance(model, str)
-        and model.startswith(TRAINED)
-        and not Path(model.removeprefix(TRAINED)).exists()
-    )
-
-
-def _make_model(
-    data: DataSettings,
-    model: ModelSettings | str,
-    training: TrainSettings,
-    device: "torch.device",
-    say: Callable[[str], None],
-    *,
-    merged: bool = True,
-) -> "LanguageModel":
-    """Build the model with its initial weights; `merged`: as for `_trained_model`."""
-    if isinstance(model, str) and model.startswith(TRAINED):
-        made = _trained_model(model.removeprefix(TRAINED), device, merged=merged)
-    elif isinstance(model, str) and model.startswith(HUGGING_FACE):
-        made = build_model(model, vocab_size=1, device=device)
-        made.origin = model.removeprefix(HUGGING_FACE)
-    else:
-        return build_model(
-            model, vocab_size=vocabulary_size(data), device=device, seed=training.seed
-        )
-    fit_vocabulary(made, data, tokenizer_of(made.origin), name=f"the model {model}", say=say)
-    return made
-
-
-def _trained_model(path: str, device: "torch.device", *, merged: bool = True) -> "LanguageModel":
-    """Load a trained model to continue with other data or another schedule. Weights in float32.
-
-    LoRA is merged, or (`merged=False`) removed for a run that is resumed, which needs the original
-    base.
-    """
-    run = RunFolder.open(path)
-    model = with_facts(load_model(run.model, device), run.facts)
-    model.origin = path
-    if model.lora is not None:
-        (merge_lora if merged else remove_lora)(model)
-    for weight in model.parameters():
-        weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
-    return model

@@ -12,6 +12,7 @@ from penstock.learn.training.run_folder import RUN_FILE, RunFolder
 from penstock.media.processor import load_processor
 from penstock.models import export, export_adapter, merge_lora
 from penstock.models.exporting import check_output
+from penstock.models.four_bits import has_four_bits
 from penstock.models.lora.export import base_name
 from penstock.models.saving import load_model
 from penstock.tokenizers.loading import load_tokenizer
@@ -71,9 +72,10 @@ def export_run(
             f"{run.path}: was not trained with LoRA, so it has no adapter; export it without "
             "adapter"
         )
+    notices: tuple[str, ...] = ()
+    packed = _four_bit_notice(adapter=adapter) if has_four_bits(trained) else ()
     if trained.lora is not None and not adapter:
         merge_lora(trained)
-    notices: tuple[str, ...] = ()
     base: str | None = None
     try:
         if adapter:
@@ -116,9 +118,26 @@ def export_run(
         context_length=length,
         stop_ids=list(run.stop_ids),
         chat_template=run.template is not None,
-        notices=list(notices),
+        notices=[*notices, *packed],
         base=base,
     )
+
+
+def _four_bit_notice(*, adapter: bool) -> tuple[str, ...]:
+    """What an export of a model with matrices in 4 bits is."""
+    if adapter:
+        said = (
+            "the adapter was trained next to a base in 4 bits, so its logits are those of training "
+            "on such a base: BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', "
+            "bnb_4bit_use_double_quant=True); a base written here has the same matrices, "
+            "dequantised"
+        )
+    else:
+        said = (
+            "the matrices in 4 bits are dequantised, and LoRA is merged into them: the folder is "
+            "as large as that of a model that was never quantised"
+        )
+    return (said,)
 
 
 def _adapter_notices(output: Path, base: str | None) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from penstock.media.images import ImageSettings
 from penstock.media.processor import load_processor
 from penstock.models.building import build_model as build
 from penstock.models.facts import with_facts
+from penstock.models.four_bits import num_weights
 from penstock.models.lora.lora import settle_parts
 from penstock.models.own_code import is_own_code
 from penstock.models.saving import load_model as load_folder
@@ -229,7 +230,7 @@ def writer_of(found: Opened, slots: int) -> Writer:
         template=found.template,
         begin_ids=found.begin_ids,
         images=images,
-        parameters=sum(weight.numel() for weight in found.model.parameters()),
+        parameters=num_weights(found.model),
     )
 
 

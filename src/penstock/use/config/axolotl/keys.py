@@ -11,8 +11,8 @@ _TRACKERS = (
     "(training.tensorboard, wandb)"
 )
 _QUANTISED = (
-    "weights are trained in full precision; take a smaller model or training.shard if they do not "
-    "fit"
+    "weights are trained in full precision, or frozen in 4 bits next to LoRA (adapter: qlora); "
+    "take that, a smaller model or training.shard if they do not fit"
 )
 _OPTIMIZER = (
     "only AdamW and Muon are built in; for another optimizer use the loader in your own loop"
@@ -130,7 +130,7 @@ NO_EFFECT: Mapping[str, str] = {
 
 UNSUPPORTED: Mapping[str, str] = {
     **_each(
-        "load_in_8bit load_in_4bit gptq bnb_config_kwargs quantize_moe_experts "
+        "load_in_8bit gptq bnb_config_kwargs quantize_moe_experts "
         "model_quantization_config model_quantization_config_kwargs use_onebitllms qat "
         "quantization fp8 fp8_config fp8_enable_fsdp_float8_all_gather",
         _QUANTISED,

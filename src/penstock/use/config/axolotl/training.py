@@ -278,19 +278,18 @@ def _lora(keys: Keys) -> JsonObject | None:
     targets, linear = keys.get("lora_target_modules"), keys.get("lora_target_linear")
     more = {ours: keys.get(name) for name, ours in _OF_PEFT.items()}
     names = ("lora_r", "lora_alpha", "lora_target_modules", "lora_target_linear", *_OF_PEFT)
+    four_bits = keys.get("load_in_4bit")
+    if adapter != "qlora" and four_bits is not None:
+        why = "it goes with adapter: qlora, as in axolotl"
+        keys.note("load_in_4bit", "no effect", why)
     if not adapter:
         for name in names:
             if keys.get(name) is not None:
                 keys.note(name, "no effect", "there is no adapter")
         return None
     if adapter == "qlora":
-        keys.note(
-            "adapter",
-            "differs",
-            "training.lora next to a base in full precision, not in 4 bits: more memory, less "
-            "rounding",
-            shown=True,
-        )
+        keys.mapped("adapter", "training.lora, quantize: nf4")
+        keys.mapped("load_in_4bit", "training.lora.quantize: nf4, with double quantisation")
     elif adapter == "lora":
         keys.mapped("adapter", "training.lora")
     else:
@@ -301,6 +300,8 @@ def _lora(keys: Keys) -> JsonObject | None:
     assert alpha is not None
     found: JsonObject = {"rank": rank, "alpha": alpha}
     found |= {name: value for name, value in more.items() if value}
+    if adapter == "qlora":
+        found["quantize"] = "nf4"
     if isinstance(targets, list):
         found["targets"] = [str(one) for one in targets]
     elif targets is None and not linear:
