@@ -150,6 +150,14 @@ class Extras:
         ]
 
     @property
+    def columns_lacked(self) -> list[tuple[str, str]]:
+        """(source, column) of each source that lacks a column of another."""
+        return [
+            (self._names[source], self._column_names[column])
+            for source, column in np.argwhere(~self._known).tolist()
+        ]
+
+    @property
     def path_values(self) -> list[tuple[str, ...] | None]:
         """Of each source: names of the values of paths; None: it has no trees."""
         return [
