@@ -17,8 +17,8 @@ from penstock import Loader, Source, build_model, write_dataset
 from penstock.core.errors import ConfigError
 from penstock.data.shards import build_tree, extend_dataset
 from penstock.data.shards.memory import weight_spans
-from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.answer_advantages import advantages
+from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.path_losses import PathScores, policy_loss, preference_loss
 from penstock.learn.training.path_settings import (
     LABEL_KINDS,

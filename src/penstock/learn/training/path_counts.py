@@ -8,6 +8,7 @@ from typing import Self, final
 
 import numpy as np
 
+from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError
 from penstock.data.shards.format.trees import POLICY_VERSION, TURN_REWARDS
 from penstock.learn.training.answer_advantages import HOST_COLUMNS, PolicyTokens
@@ -15,6 +16,7 @@ from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.path_losses import trained_tokens
 from penstock.learn.training.path_settings import PolicySettings, PreferenceSettings
 from penstock.learn.training.processes import in_step
+from penstock.plan.inputs.answers import RowAnswers
 from penstock.plan.inputs.model_input import ModelInput
 
 
@@ -92,7 +94,7 @@ class StepCounts:
         if isinstance(settings, PreferenceSettings):
             return
         if TURN_REWARDS in row.columns:
-            _refuse_rewards_elsewhere(row, slots)
+            _refuse_rewards_elsewhere(row, answers, slots)
         columns = {
             name: row.columns[name][slots + 1].astype(np.float64)
             for name in HOST_COLUMNS
@@ -115,13 +117,17 @@ class StepCounts:
         }
 
 
-def _refuse_rewards_elsewhere(row: ModelInput, trained: np.ndarray) -> None:
-    """Raises ConfigError for a reward of a turn at a token that is not trained, which no policy
-    would see.
+def _refuse_rewards_elsewhere(row: ModelInput, answers: RowAnswers, trained: Int64) -> None:
+    """Refuse a reward of a turn at a token that is not trained, which no policy would see.
+
+    Args:
+        row: With the column.
+        answers: Of the row.
+        trained: Slots whose target is trained.
     """
-    assert row.paths is not None
+    # The first token of a branch is no target there: its number belongs to its original.
     inside = np.zeros(len(row.tokens), np.bool_)
-    inside[row.paths.slots] = True
+    inside[answers.slots + 1] = True
     inside[trained + 1] = False
     rewards = row.columns[TURN_REWARDS]
     if (wrong := rewards[inside & ~np.isnan(rewards)]).size:

@@ -22,9 +22,9 @@ from penstock.data.shards.format.trees import LABEL, POLICY_VERSION
 from penstock.learn.distillation.blocks import no_loss
 from penstock.learn.training.answer_advantages import HOST_COLUMNS
 from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.losses import chunked_cross_entropy
 from penstock.learn.training.path_checks import check_answers
 from penstock.learn.training.path_counts import StepCounts
-from penstock.learn.training.losses import chunked_cross_entropy
 from penstock.learn.training.path_losses import (
     Figures,
     PathScores,

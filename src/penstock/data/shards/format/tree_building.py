@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.core.arrays import Array, Float32, Int64
 from penstock.core.errors import ConfigError
-from penstock.data.shards.format.trees import ANSWER, Tree, answer_numbers
+from penstock.data.shards.format.trees import ANSWER, TURN_REWARDS, Tree, answer_numbers
 
 
 class TreeDocument(NamedTuple):
@@ -95,7 +95,7 @@ def build_tree(
                     sequences[one], sequences[other], alike
                 )
     else:
-        weights = _once_in_answers(sequences, weights, extra, answers)
+        weights, extra = _once_in_answers(sequences, weights, extra, answers)
     lengths = [len(ids) for ids in sequences]
     inside = [
         any(shared[one, other] == lengths[one] < lengths[other] for other in range(count))
@@ -178,15 +178,20 @@ def _once_in_answers(
     weights: Sequence[Array],
     extra: Mapping[str, Sequence[Array]],
     answers: Sequence[int],
-) -> list[Array]:
-    """float32 [tokens] of each path: its weights, where each target of an answer is trained in the
-    first path that has it.
+) -> tuple[list[Array], dict[str, list[Array]]]:
+    """Weights and columns of paths that are stored apart, where each target of an answer is
+    trained, and has a turn's reward, in the first path that has it.
     """
     found = [row.copy() for row in weights]
+    columns = {name: list(rows) for name, rows in extra.items()}
+    rewards = columns.get(TURN_REWARDS)
     for one, other, stop in _common_targets(sequences, extra, answers):
         found[other][1:stop] = np.maximum(found[other][1:stop], found[one][1:stop])
         found[one][1:stop] = 0
-    return found
+        if rewards is not None:
+            rewards[one] = rewards[one].astype(np.float64)
+            rewards[one][1:stop] = np.nan
+    return found, columns
 
 
 def _common_targets(
