@@ -2,6 +2,7 @@
 twin on lists, which knows nothing of slots.
 """
 
+import dataclasses
 import itertools
 import math
 import random
@@ -9,7 +10,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from python_makers import KillAfter, KilledError
 from training_makers import figures_of, on_two_processes
@@ -266,6 +267,7 @@ def scores_of(groups, source, *, share=True):
     return scores, logs("new"), logs("reference"), tokens
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     source=st.sampled_from(["reward", "advantages", "turn_rewards"]),
@@ -311,6 +313,7 @@ def test_a_policy_counts_answers(
     assert answers <= len(scores.answers)
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_an_answer_trains_what_any_of_its_paths_does_and_each_token_once(seed):
     generator = random.Random(seed)
@@ -510,6 +513,29 @@ def test_an_answer_in_branches_is_the_answer_in_one_path(tmp_path, settings):
         assert found[3] == pytest.approx(figures, abs=1e-9)
 
 
+def test_answers_without_rewards_are_ordinary_data(tmp_path):
+    """As runs of an agent that a model imitates: a shared token counts once for each answer."""
+    built = build_tree(
+        [[1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 3, 7]],
+        values={"answer": [0, 0, 1], "truncated": [0, 0, 0]},
+    )
+    columns = {"trees": [built.tree], "spans": [weight_spans(built.loss_weights)], "vocab_size": 90}
+    model = ps.build_model(vocab_size=90, layers=1, width=16, heads=2)
+    for name, expected in (("answer", False), ("reward", True)):
+        tree = dataclasses.replace(built.tree, names=(name, "truncated"))
+        dataset = write_dataset(tmp_path / name, [built.tokens], **{**columns, "trees": [tree]})
+        loader = ps.Loader(
+            ps.Source(dataset, name="x"),
+            sequence_length=64,
+            rows_per_step=1,
+            requirements=model.requirements(),
+            threads=0,
+        )
+        assert loader.has_compared("x") == expected
+        assert loader.columns_lacked == []
+    assert built.loss_weights[1] == 2
+
+
 def same_bits(one, other):
     return one[:2] == other[:2] and torch.equal(one[2], other[2]) and one[3] == other[3]
 
@@ -519,11 +545,11 @@ def test_answers_of_one_path_are_what_they_were_to_the_bit(tmp_path):
     numbered = answers_dataset(tmp_path / "numbered", numbered=True)
     assert "answer" in numbered[0].tree.names
     assert "answer" not in plain[0].tree.names
-    for settings in (
+    for chosen in (
         *({"policy": PolicySettings(**one)} for one in POLICIES),
         *({"preference": PreferenceSettings(kind=one)} for one in (*PAIR_KINDS, LABEL_KINDS[1])),
     ):
-        assert same_bits(gradients(plain, **settings), gradients(numbered, **settings))
+        assert same_bits(gradients(plain, **chosen), gradients(numbered, **chosen))
     # As branches that are answers by themselves, the same tokens are something else.
     policy = {"policy": PolicySettings()}
     branches, alone = (
