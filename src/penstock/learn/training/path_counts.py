@@ -65,14 +65,14 @@ class StepCounts:
             except ConfigError as error:
                 found.fault = error
                 break
-        found.answers, found.tokens, found.behind, found.masked, faults, ages = ranks.sum(
+        found.answers, found.tokens, found.behind, found.masked, ages, faults = ranks.sum(
             [
                 found.answers,
                 found.tokens,
                 found.behind,
-                found.masked,
-                float(found.fault is not None),
+                float(found.masked),
                 float(aged),
+                float(found.fault is not None),
             ]
         )
         if faults:
