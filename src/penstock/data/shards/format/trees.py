@@ -48,14 +48,14 @@ LOG_PROBABILITIES, TOKEN_ADVANTAGES = "log_probabilities", "advantages"
 """Columns of sampled answers: of each sampled token what the sampler gave it, in nats; and its own
 advantage.
 """
+UNITS = ("branches", "paths", "pairs", "examples", "path_tokens")
+"""What the first words of a stored tree count."""
 TURN_REWARDS, POLICY_VERSION = "turn_rewards", "policy_version"
 """More columns of sampled answers: the reward of a turn, at its last sampled token, and NaN at all
 others; and the number of the version of the policy that sampled a token.
 """
 OF_ANSWERS = (RANK, LABEL, REWARD, ADVANTAGE)
 """Values that an answer has once: its paths have the same, or none (NaN)."""
-UNITS = ("branches", "paths", "pairs", "examples", "path_tokens")
-"""What the first words of a stored tree count."""
 _HEAD, _TAIL = 5, 2
 _BRANCH, _PATH = 3, 2
 MAX_PATHS = 2**16
