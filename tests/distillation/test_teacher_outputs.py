@@ -108,9 +108,11 @@ def test_blocks_change_nothing() -> None:
 def test_top_k_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     model, row = tiny_teacher(), random_tokens((400, 300), padding=0)
     seen = []
-    head = type(model).logits
+    head = type(model).narrow_logits
     monkeypatch.setattr(
-        type(model), "logits", lambda self, hidden: seen.append(len(hidden)) or head(self, hidden)
+        type(model),
+        "narrow_logits",
+        lambda self, hidden: seen.append(len(hidden)) or head(self, hidden),
     )
     outputs_of(model, row, Wanted(top_k=2), vocab_size=VOCABULARY, block=64)
     assert max(seen) <= 64

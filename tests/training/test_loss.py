@@ -1,6 +1,8 @@
 """The chunked loss against the plain formula on all logits."""
 
 import itertools
+import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.core.errors import ConfigError
-from penstock.learn.training.losses import chunked_cross_entropy, hidden_loss
+from penstock.learn.training import cross_entropy
+from penstock.learn.training.cross_entropy import chunk_size, chunked_cross_entropy, fused_for
+from penstock.learn.training.losses import hidden_loss
 
 VOCAB, WIDTH = 13, 6
 
@@ -233,3 +237,115 @@ def test_the_logits_of_a_row_never_exist_at_once():
             0
         ].backward()
     assert largest.elements == tokens * WIDTH
+
+
+# -- the backward pass
+
+
+class Made(TorchDispatchMode):
+    """Operations that made a matrix of some shape."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        super().__init__()
+        self.shape, self.names = shape, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, Tensor) and tuple(found.shape) == self.shape:
+            self.names.append(func.overloadpacket.__name__)
+        return found
+
+
+def test_the_gradient_of_the_head_is_one_matrix_to_which_each_chunk_adds_its_product():
+    weight = nn.Parameter(torch.randn(50, WIDTH))
+    hidden = torch.randn(40, WIDTH, requires_grad=True)
+    targets, weights = torch.randint(50, (40,)), torch.ones(40)
+    with Made((50, WIDTH)) as made:
+        loss = chunked_cross_entropy(lambda x: x @ weight.t(), hidden, targets, weights, chunk=10)[
+            0
+        ]
+        loss.backward()
+    assert [name for name in made.names if name not in ("detach", "t", "alias")] == [
+        "mm",
+        *["addmm_"] * 3,
+        "mul_",
+    ]
+    expected = nn.functional.cross_entropy(hidden @ weight.t(), targets, reduction="sum")
+    for one, other in zip(
+        (hidden.grad, weight.grad), torch.autograd.grad(expected, [hidden, weight]), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_graph_that_is_kept_may_run_backward_again_and_no_other():
+    hidden, targets, weights = inputs(9)
+    head = Head()
+    leaves = [hidden, head.weight, head.bias]
+    loss, _ = chunked_cross_entropy(head, hidden, targets, weights, chunk=4)
+    first = torch.autograd.grad(loss, leaves, retain_graph=True)
+    twice = torch.autograd.grad(2 * loss, leaves, retain_graph=True)
+    last = torch.autograd.grad(3 * loss, leaves)
+    for one, two, three in zip(first, twice, last, strict=True):
+        assert torch.equal(2 * one, two)
+        torch.testing.assert_close(3 * one, three, rtol=1e-12, atol=0)
+    with pytest.raises(RuntimeError, match="retain_graph=True"):
+        torch.autograd.grad(loss, leaves)
+
+
+# -- what a GPU does
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "vocabulary", "fused", "expected"),
+    [
+        (80, 128256, True, 4096),
+        (80, 128256, False, 1024),
+        (24, 128256, True, 2816),
+        (80, 262144, True, 2048),
+        (80, 300, True, 8192),
+        (1, 262144, False, 256),
+    ],
+)
+def test_chunks_of_a_gpu_fill_some_memory_evenly(
+    gigabytes, vocabulary, fused, expected, monkeypatch
+):
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(total_memory=gigabytes * 10**9),
+    )
+    found = chunk_size(
+        8192, vocabulary, torch.bfloat16, torch.device("cuda"), print if fused else None
+    )
+    assert found == expected
+
+
+def test_chunks_of_a_cpu_are_as_they_were():
+    cpu = torch.device("cpu")
+    assert chunk_size(9999, 32000, torch.float32, cpu, None) == 256
+    assert chunk_size(9999, 300, torch.float32, cpu, None) == (1 << 19) // 300
+
+
+def test_a_kernel_that_fails_is_replaced_by_torch_with_a_warning(monkeypatch, caplog):
+    choose, cuda = fused_for.__wrapped__, torch.device("cuda")
+    assert choose(torch.device("cpu"), torch.bfloat16) is None
+    assert choose(cuda, torch.float64) is None
+    monkeypatch.setattr(cross_entropy, "find_spec", lambda name: None)
+    with caplog.at_level(logging.INFO):
+        assert choose(cuda, torch.bfloat16) is None
+    assert "no triton" in caplog.text
+    monkeypatch.setattr(cross_entropy, "find_spec", lambda name: name)
+
+    def fail(*given):
+        raise RuntimeError("Failed to find C compiler.\nSome trace")
+
+    for trial, reason in (
+        (fail, "RuntimeError: Failed to find C compiler."),
+        (lambda *given: "the gradient differs", "the gradient differs"),
+    ):
+        caplog.clear()
+        monkeypatch.setattr(cross_entropy, "disagreement", trial)
+        assert choose(cuda, torch.bfloat16) is None
+        assert f"({reason})" in caplog.text
+    monkeypatch.setattr(cross_entropy, "disagreement", lambda *given: "")
+    assert choose(cuda, torch.bfloat16).__name__ == "fused_cross_entropy"

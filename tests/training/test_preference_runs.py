@@ -10,6 +10,7 @@ import pytest
 import torch
 from host_reads import counted
 from python_makers import KillAfter, KilledError
+from test_head_casts import Casts
 from training_makers import on_two_processes
 
 import penstock as ps
@@ -566,3 +567,18 @@ def test_a_step_reads_from_the_device_once(name, data, tmp_path, monkeypatch):
     kinds = {"pairs": PREFERENCE, "labels": {"kind": "kto", "beta": 0.5}}
     start(data, tmp_path / "run", name, steps=3, preference=kinds[name])
     assert [sum(each.values()) for each in reads[1:]] == [1, 1], reads[1:]
+
+
+def test_scores_and_gradients_share_one_cast_of_the_head(data, tmp_path, monkeypatch):
+    found, loss = [], path_training.PathTraining._loss
+
+    def watched(self, row, model):
+        with Casts(model.unembedding.weight) as seen:
+            result = loss(self, row, model)
+        found.append(seen.count)
+        return result
+
+    monkeypatch.setattr(path_training.PathTraining, "_loss", watched)
+    start(data, tmp_path / "run", model=model_for(data, tied=False), precision="bfloat16", steps=2)
+    assert found == [1] * len(found)
+    assert found

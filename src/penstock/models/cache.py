@@ -17,18 +17,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError
-from penstock.media.prompts import PromptImages
-from penstock.media.rows import RowMedia
 from penstock.models.attention import AttentionLayer
 from penstock.models.attention.backends import flash, plain_heads
 from penstock.models.attention.kernels import sdpa
 from penstock.models.attention.sinks import add_sinks
 from penstock.models.attention.softcap import capped_attention
-from penstock.models.recurrent.borders import Borders
+from penstock.models.growth import Growth, States
 
 FIRST_ROOM = 256
 """GPU: tokens for which each sequence has room at first."""
@@ -103,7 +102,7 @@ class Cache:
                 length.
         """
         self._recurrent, self._softcap = recurrent, softcap
-        self._states: dict[int, tuple[Tensor, ...]] = {}
+        self._states: States = {}
         # Each head's keys lie side by side: attention reads them a third faster than token by
         # token.
         self._shape = (layers, sequences, kv_heads, head_width)
@@ -183,7 +182,7 @@ class Cache:
             self._require(sequence, length)
         shorten(self.lengths, sequence, length)
 
-    def growth(self, tokens: Tensor, lengths: Tensor, sequences: Tensor | None) -> "Growth":
+    def growth(self, tokens: Tensor, lengths: Tensor, sequences: Tensor | None) -> "SlotGrowth":
         """Prepare for new tokens at the ends of sequences.
 
         Args:
@@ -196,7 +195,7 @@ class Cache:
         """
         chosen = check_growth(self.lengths, self.capacity, tokens, lengths, sequences)
         self.reserve(int((self.lengths[chosen] + lengths.cpu()).max()))
-        return Growth(self, chosen, lengths.cpu(), tokens.shape[1])
+        return SlotGrowth(self, chosen, lengths.cpu(), tokens.shape[1])
 
 
 def _zeros_on_demand(size_bytes: int) -> mmap.mmap:
@@ -307,112 +306,61 @@ class Call:
 
 
 @final
-class Growth:
-    """One extension of a cache: where new keys go, and what new tokens see."""
+class SlotGrowth(Growth):
+    """An extension of a `Cache`."""
 
     def __init__(self, cache: Cache, sequences: Tensor, lengths: Tensor, width: int) -> None:
+        starts, counts = cache.lengths[sequences].numpy(), lengths.numpy()
+        owners = np.repeat(sequences.numpy(), counts)
+        first = np.repeat(np.cumsum(counts) - counts, counts)
+        places = np.repeat(starts, counts) + np.arange(len(owners)) - first
         device = cache._device
-        self._cache, self._sequences, self._lengths = cache, sequences, lengths
-        self._borders: Borders | None = None
-        self._starts = starts = cache.lengths[sequences]
-        offsets = torch.arange(width)
-        places = starts[:, None] + offsets
-        row, column = (offsets < lengths[:, None]).nonzero(as_tuple=True)
-        self._new = (row.to(device), column.to(device))
-        self._into = (sequences[row].to(device), places[row, column].to(device))
-        past = list(zip(sequences.tolist(), starts.tolist(), lengths.tolist(), strict=True))
+        more = (owners, places)
+        super().__init__(cache.lengths, cache._states, sequences, lengths, width, device, more)
+        self._cache = cache
+        past = list(zip(sequences.tolist(), starts.tolist(), counts.tolist(), strict=True))
         calls = _single_tokens if width == 1 else _texts
         self._calls = {window: list(calls(cache, past, window)) for window in set(cache._windows)}
-        # Padding has the position of the last token: tables of positions end at the capacity, and
-        # some rotary frequencies depend on the highest position of the batch.
-        self.positions = places.minimum((starts + lengths - 1).clamp(min=0)[:, None]).to(device)
-        """int64 [B, n]: position of each token in its sequence."""
-        self.last = (
-            torch.arange(len(sequences), device=device),
-            (lengths - 1).clamp(min=0).to(device),
-        )
-        """Index of each row's last token in [B, n]."""
 
     def attend(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`LayerAttend`: store the new keys and values, and attend to all of the sequences."""
         keys, values = self._cache._keys[layer.place], self._cache._values[layer.place]
-        sequences, places = self._into
+        sequences, places = self.sent
         keys[sequences, :, places], values[sequences, :, places] = k[self._new], v[self._new]
         out = torch.zeros_like(q)
         for call in self._calls[self._cache._windows[layer.place]]:
             seen, held = (x[call.sequences, :, call.keys] for x in (keys, values))
             queries = q[call.rows, call.queries].transpose(1, 2)
-            found = _attend(queries, seen, held, call, self._cache._softcap, layer.sinks)
+            found = attend_call(
+                queries, seen, held, call.mask, call.causal, self._cache._softcap, layer.sinks
+            )
             out[call.rows, call.queries] = found.transpose(1, 2)
         return out
 
-    keeps = True
 
-    @property
-    def borders(self) -> Borders:
-        """The new tokens of each row, as a document: this and the following are the `Carried` of
-        recurrent blocks.
-        """
-        if self._borders is None:
-            self._borders = Borders([0, *self._lengths.cumsum(0).tolist()], self._cache._device)
-        return self._borders
-
-    def row(self, x: Tensor) -> Tensor:
-        """[B, n, width] → [T, width], without padding."""
-        return x[self._new]
-
-    def back(self, row: Tensor, like: Tensor) -> Tensor:
-        """[T, width] → [B, n, width], with zeros in the padding."""
-        return torch.zeros_like(like).index_put(self._new, row)
-
-    def state(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """States of the rows' sequences; zeros for those that begin here."""
-        states = self._cache._states.get(layer)
-        if states is None:
-            return None
-        begun = (self._starts > 0).to(self._cache._device)
-        inputs, state = (held[self._sequences.to(held.device)] for held in states)
-        return inputs * begun[:, None, None], state * begun[:, None, None, None]
-
-    def keep(self, layer: int, state: tuple[Tensor, Tensor]) -> None:
-        """Store the states of the rows' sequences."""
-        held = self._cache._states.get(layer)
-        if held is None:
-            count = len(self._cache.lengths)
-            held = tuple(one.new_zeros(count, *one.shape[1:]) for one in state)
-            self._cache._states[layer] = held
-        for stored, new in zip(held, state, strict=True):
-            stored[self._sequences.to(stored.device)] = new
-
-    def parts(self, images: Sequence[PromptImages | None]) -> list[RowMedia | None]:
-        """The images among each row's new tokens; None: its prompt has none."""
-        rows = zip(images, self._starts.tolist(), self._lengths.tolist(), strict=True)
-        return [
-            None if one is None else one.part(start, start + count) for one, start, count in rows
-        ]
-
-    def done(self) -> None:
-        """Count the new tokens, after the last layer."""
-        self._cache.lengths[self._sequences] += self._lengths
-
-
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, call: Call, softcap: float | None, sinks: Tensor | None
+def attend_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """One call of the attention: q [rows, heads, n, dim], k and v [rows, kv_heads, keys, dim] → as
     q.
     """
     if softcap is None and sinks is None:
-        return sdpa(q, k, v, mask=call.mask, causal=call.causal)
+        return sdpa(q, k, v, mask=mask, causal=causal)
     if softcap is None and sinks is not None and q.device.type == "cpu":
-        mask = None
-        if call.mask is not None:
-            mask = q.new_zeros(call.mask.shape).masked_fill(~call.mask, -torch.inf)
+        added = None
+        if mask is not None:
+            added = q.new_zeros(mask.shape).masked_fill(~mask, -torch.inf)
         q, k, v = (plain_heads(x) for x in (q, k, v))
-        found, sums = flash(q, k, v, 0.0, call.causal, attn_mask=mask)
+        found, sums = flash(q, k, v, 0.0, causal, attn_mask=added)
         return add_sinks(found.transpose(1, 2), sums, sinks)[0].transpose(1, 2)
-    seen = call.mask
-    if call.causal:
+    seen = mask
+    if causal:
         seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
     return capped_attention(q, k, v, seen, softcap, sinks)
 
@@ -426,12 +374,7 @@ def _texts(cache: Cache, past: Past, window: int | None) -> Iterator[Call]:
         end, mask = start + count, None
         plain = start == 0 and (window is None or count <= window)
         if not plain:
-            queries = torch.arange(start, end, device=cache._device)[:, None]
-            keys = torch.arange(first, end, device=cache._device)
-            mask = keys <= queries
-            if window is not None:
-                mask &= keys > queries - window
-            mask = mask[None, None]
+            mask = seen_mask(first, start, end, window, cache._device)
         yield Call(
             slice(row, row + 1),
             slice(sequence, sequence + 1),
@@ -440,6 +383,16 @@ def _texts(cache: Cache, past: Past, window: int | None) -> Iterator[Call]:
             causal=plain,
             mask=mask,
         )
+
+
+def seen_mask(first: int, start: int, end: int, window: int | None, device: torch.device) -> Tensor:
+    """bool [1, 1, end - start, end - first]: which keys from `first` on each new token sees."""
+    queries = torch.arange(start, end, device=device)[:, None]
+    keys = torch.arange(first, end, device=device)
+    mask = keys <= queries
+    if window is not None:
+        mask &= keys > queries - window
+    return mask[None, None]
 
 
 def _single_tokens(cache: Cache, past: Past, window: int | None) -> Iterator[Call]:

@@ -11,12 +11,14 @@ Source: mixed precision with float32 master weights, arXiv:1710.03740, section 3
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
+
+from penstock.models.head import cast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,7 +39,7 @@ def cast_model(inner: "PreTrainedModel", blocks: Iterable[nn.Module], dtype: tor
     for module in inner.modules():
         own = next(module.parameters(recurse=False), None)
         if own is not None and module is not embedding and module not in inside:
-            _cast(module, dtype)
+            _cast(module, dtype, cast)
 
 
 def freeze_in(weights: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
@@ -47,13 +49,20 @@ def freeze_in(weights: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
             weight.data = weight.data.to(dtype)
 
 
-def _cast(module: nn.Module, dtype: torch.dtype) -> None:
+def _cast(
+    module: nn.Module,
+    dtype: torch.dtype,
+    cast_weight: Callable[[Tensor, torch.dtype], Tensor] = Tensor.to,
+) -> None:
+    """`cast_weight`: `cast` for modules that may be a head's, which take the copies of a pass.
+    Blocks do not: they are compiled.
+    """
     forward = module.forward
 
     @functools.wraps(forward)
     def run(*args: Any, **given: Any) -> Any:
         weights: dict[str, Tensor] = {
-            name: weight.to(dtype)
+            name: cast_weight(weight, dtype)
             for name, weight in module.named_parameters(remove_duplicate=False)
             if weight.is_floating_point()
         }

@@ -194,6 +194,9 @@ class LanguageModel(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], float32 or wider."""
 
+    def narrow_logits(self, hidden: Tensor) -> Tensor:
+        """`logits` in the dtype in which the model makes them; for `Head`."""
+
     def new_cache(self, sequences: int, capacity: int) -> SequenceCache:
         """An empty cache for a number of sequences with at most `capacity` tokens each."""
 

@@ -21,6 +21,7 @@ from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models.attention import LayerAttend
 from penstock.models.facts import ModelFacts
+from penstock.models.head import wide
 from penstock.models.isolation.documents import try_isolation
 from penstock.models.isolation.trees import try_tree
 from penstock.models.language_model import PackingVerdict
@@ -142,8 +143,12 @@ class OwnModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], in float32 or wider."""
+        return wide(self.narrow_logits(hidden))
+
+    def narrow_logits(self, hidden: Tensor) -> Tensor:
+        """[..., width] → [..., vocab], as the module gives them."""
         scores: Tensor = self.module.logits(hidden)  # type: ignore[operator]
-        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return scores
 
     def requirements(self) -> InputRequirements:
         """What a loader must give for it."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.models.cache import Cache, check_copy, check_growth, shorten
+from penstock.models.paged_cache import PagedCache
 
 
 @final
@@ -44,9 +45,14 @@ class TextCache:
     """
 
     def __init__(
-        self, sequences: int, capacity: int, device: torch.device, keys: Cache | None = None
+        self,
+        sequences: int,
+        capacity: int,
+        device: torch.device,
+        keys: Cache | PagedCache | None = None,
     ) -> None:
-        self._tokens = torch.zeros((sequences, capacity), dtype=torch.int64, device=device)
+        shape = (sequences, capacity)
+        self._tokens = torch.zeros(shape, dtype=torch.int64, device=device)
         self.lengths = torch.zeros(sequences, dtype=torch.int64)
         self.capacity, self.keys = capacity, keys
         self.states: dict[int, list[ReadText]] = {}

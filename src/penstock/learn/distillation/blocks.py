@@ -7,7 +7,7 @@ on the CPU.
 
 `sum_over_blocks` maps the hidden states of each block to a scalar and computes its gradient while
 the block's logits still exist. Only the gradients of hidden states and parameters are kept; the
-backward pass scales them. `training.chunked_cross_entropy` does this for one loss; this function
+backward pass scales them. `training.cross_entropy` does this for one loss; this function
 does it for any. The idea is that of fused linear cross entropy (Liger Kernel, Hsu et al. 2024,
 arXiv:2410.10989). There is no second derivative; asking for one raises.
 """
@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError
 from penstock.learn.distillation.teacher_rows import TeacherRow
-from penstock.models.gradients import accumulator
+from penstock.models.gradients import FoundGradients, accumulator
 from penstock.plan.inputs.torch_tensors import on_device, on_host
 
 BlockSum = Callable[[Tensor, int], Tensor]
@@ -73,27 +73,33 @@ def sum_over_blocks(
     slots: Sequence[Tensor],
     parameters: Sequence[Tensor],
     scale: float,
+    used: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`scale` × Σ over blocks of `block_sum(hidden[slots[b]], b)`.
 
     Args:
-        block_sum: Depends on no tensors with gradients except its states and `parameters`.
+        block_sum: Depends on no tensors with gradients except its states and `parameters` (`used`).
         hidden: [T, width].
         slots: int64 [n] for each block, without repeats; a slot may be in several blocks.
         parameters: Other tensors that get a gradient.
         scale: Factor of the sum.
+        used: What `block_sum` uses in place of each of `parameters`, such as a copy in another
+            dtype, whose gradients become theirs; None: themselves.
 
     Returns:
         The scaled sum with gradient, which is zero if there are no blocks; and the plain sum,
         float64, without gradient.
     """
-    wanted = [p for p in parameters if p.requires_grad]
+    pairs = zip(parameters, parameters if used is None else used, strict=True)
+    wanted = [pair for pair in pairs if pair[0].requires_grad]
     if not torch.is_grad_enabled() or not (hidden.requires_grad or wanted):
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         for number, places in enumerate(slots):
             total += block_sum(hidden.index_select(0, places), number).detach()
         return (total * scale).to(accumulator(hidden.dtype)), total
-    result: tuple[Tensor, Tensor] = _SumOverBlocks.apply(block_sum, hidden, slots, scale, *wanted)
+    result: tuple[Tensor, Tensor] = _SumOverBlocks.apply(
+        block_sum, hidden, slots, scale, [leaf for _, leaf in wanted], *(one for one, _ in wanted)
+    )
     return result
 
 
@@ -105,6 +111,7 @@ class _SumOverBlocks(torch.autograd.Function):
         hidden: Tensor,
         slots: Sequence[Tensor],
         scale: float,
+        used: list[Tensor],
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         of_hidden = torch.zeros_like(hidden) if hidden.requires_grad else None
@@ -116,7 +123,7 @@ class _SumOverBlocks(torch.autograd.Function):
                     hidden.detach().index_select(0, places).requires_grad_(of_hidden is not None)
                 )
                 value = block_sum(states, number)
-            inputs = [*parameters] if of_hidden is None else [states, *parameters]
+            inputs = used if of_hidden is None else [states, *used]
             found = list(
                 torch.autograd.grad(value, inputs, torch.full_like(value, scale), allow_unused=True)
             )
@@ -128,20 +135,15 @@ class _SumOverBlocks(torch.autograd.Function):
                 if new is not None:
                     sums += new
             total += value.detach()
-        ctx.gradients = of_hidden, of_parameters
-        ctx.dtypes = [p.dtype for p in parameters]
+        ctx.found = FoundGradients(of_hidden, of_parameters, [p.dtype for p in parameters])
         ctx.mark_non_differentiable(total)
         return (total * scale).to(accumulator(hidden.dtype)), total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, incoming: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        of_hidden, of_parameters = ctx.gradients
-        hidden = None if of_hidden is None else of_hidden * incoming
-        others = [
-            (g * incoming).to(dtype) for g, dtype in zip(of_parameters, ctx.dtypes, strict=True)
-        ]
-        return None, hidden, None, None, *others
+        hidden, others = ctx.found.times(incoming)
+        return None, hidden, None, None, None, *others
 
 
 @final
@@ -281,14 +283,3 @@ def _side(bounds: Int64, device: torch.device) -> Side:
         lengths=on_device(lengths, device),
         host_slots=slots,
     )
-
-
-def no_loss(logits_of: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-    """0, a scalar with the hidden states [n, width] and the head in its graph; n may be 0.
-
-    A rank without targets must give every weight that the others train a gradient, if only zeros:
-    FSDP2 reduces the parameters that have one, so without the head's its collective would not have
-    the size of the other ranks' (pytorch issue 174862).
-    """
-    logits = logits_of(hidden.new_zeros(1, hidden.shape[-1]))
-    return hidden.sum() * 0.0 + logits.sum().to(hidden.dtype) * 0.0

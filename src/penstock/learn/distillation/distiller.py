@@ -10,6 +10,7 @@ document. A rank without chunks returns exactly zero and takes part in every col
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from hashlib import blake2b
 from typing import final
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from penstock.core.errors import StateError
 from penstock.core.json_values import JsonObject
 from penstock.data.shards.opening import open_dataset
-from penstock.learn.distillation.blocks import Pairing, no_loss
+from penstock.learn.distillation.blocks import Pairing
 from penstock.learn.distillation.losses import distillation_loss
 from penstock.learn.distillation.outputs import TeacherOutputs, Wanted
 from penstock.learn.distillation.projection import Projection
@@ -28,6 +29,7 @@ from penstock.learn.distillation.settings import DistillationSettings, LossSetti
 from penstock.learn.distillation.teacher_rows import TeacherRow
 from penstock.learn.distillation.teachers import Teacher, document_scores
 from penstock.learn.distillation.token_losses import Projector
+from penstock.models.head import Head, Logits
 from penstock.plan.inputs.torch_tensors import on_device
 
 Sum = Callable[[Sequence[float]], list[float]]
@@ -116,7 +118,7 @@ class Distiller(nn.Module):
 
     def row_loss(
         self,
-        logits_of: Callable[[Tensor], Tensor],
+        logits_of: Logits,
         hidden: Tensor,
         targets: Tensor,
         rows: tuple[TeacherRow, ...],
@@ -124,13 +126,13 @@ class Distiller(nn.Module):
         """A row's share of the step's distillation loss, with gradient.
 
         Args:
-            logits_of: The student's head.
+            logits_of: The student's head; see `distillation_loss`.
             hidden: Float [T, width], the student's final hidden states at distance 1.
             targets: int64 [T], at distance 1.
             rows: Each teacher's side of the row.
         """
         outputs = [one.teacher.outputs(row) for one, row in zip(self.teachers, rows, strict=True)]
-        loss = no_loss(logits_of, hidden)
+        head, parts = Head.of(logits_of), []
         for number, share in enumerate(self._shares(outputs, rows)):
             one, row = self.teachers[number], rows[number]
             documents = on_device(row.documents.astype(np.int64), self._device)
@@ -140,7 +142,7 @@ class Distiller(nn.Module):
             )
             projector = self.projectors[number]
             part, divergence = distillation_loss(
-                logits_of,
+                head,
                 hidden,
                 outputs[number],
                 Pairing.of(row, self._device, weights),
@@ -152,9 +154,9 @@ class Distiller(nn.Module):
                 vocab_size=self._vocab_size,
                 scale=scale,
             )
-            loss = loss + part
+            parts.append(part)
             self._sums[number] += divergence.detach().to(self._device)
-        return loss
+        return reduce(torch.add, parts)
 
     def _shares(self, outputs: Sequence[TeacherOutputs], rows: tuple[TeacherRow, ...]) -> Tensor:
         """Weight of each teacher on each document, float64 [teachers, documents]."""

@@ -39,10 +39,10 @@ from penstock.learn.distillation.token_losses import (
     SameVocabulary,
     SortedProbabilities,
 )
-from penstock.models.gradients import accumulator, leaves
+from penstock.models.gradients import accumulator
+from penstock.models.head import Head, Logits
 from penstock.plan.inputs.torch_tensors import on_device, on_host
 
-Logits = Callable[[Tensor], Tensor]
 Divergence = Callable[[Tensor, ChunkBlock], Tensor]
 """The student's logits [n, V] of `block.slots`, and the block → the divergence of each chunk
 [C].
@@ -78,7 +78,8 @@ def distillation_loss(
     """The divergence of a row's chunks between student and teacher.
 
     Args:
-        logits_of: The student's head: hidden states [n, width] to logits [n, ≥ vocab_size].
+        logits_of: The student's head: hidden states [n, width] to logits [n, ≥ vocab_size]. A
+            `Head` shares cast weights with other losses of the pass.
         hidden: [T, width], the student's final hidden states at distance 1.
         outputs: The teacher's predictions for its own row, at the temperature of `settings`.
         pairing: The chunks of both rows.
@@ -119,10 +120,11 @@ def distillation_loss(
         divergence = CommonVocabulary(settings, outputs, pairs, vocab_size)
     else:
         divergence = SortedProbabilities(settings, outputs, vocab_size)
-    probe = logits_of(hidden[:1].detach())
-    if probe.shape[-1] < vocab_size:
+    head = Head.of(logits_of)
+    parts = head.parts(hidden)
+    if parts.vocab_size < vocab_size:
         raise ConfigError(
-            f"the student has logits for {probe.shape[-1]} ids, its tokenizer has "
+            f"the student has logits for {parts.vocab_size} ids, its tokenizer has "
             f"{vocab_size}; give the tokenizer that it is trained with"
         )
     if block is None:
@@ -136,12 +138,19 @@ def distillation_loss(
 
     def block_sum(states: Tensor, number: int) -> Tensor:
         each = blocks[number]
-        found = divergence(logits_of(states)[:, :vocab_size], each)
+        found = divergence(head.wide(states)[:, :vocab_size], each)
         total: Tensor = (found * each.weights.to(found.dtype)).sum() * factor
         return total
 
-    parameters = leaves(probe) + (list(projector.parameters()) if projector is not None else [])
-    return sum_over_blocks(block_sum, hidden, [each.slots for each in blocks], parameters, scale)
+    projected = [] if projector is None else list(projector.parameters())
+    return sum_over_blocks(
+        block_sum,
+        hidden,
+        [each.slots for each in blocks],
+        [*parts.weights, *projected],
+        scale,
+        [*parts.used, *projected],
+    )
 
 
 @final

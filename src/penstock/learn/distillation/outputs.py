@@ -28,6 +28,7 @@ from torch import Tensor
 from penstock.core.arrays import Array, Int64
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.models import LanguageModel
+from penstock.models.head import Head
 from penstock.models.without_dropout import evaluating
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.torch_tensors import on_device
@@ -182,8 +183,9 @@ def _write(
     into: TeacherOutputs | None,
 ) -> TeacherOutputs:
     """Write the outputs of hidden states [T, width], a block of slots at a time."""
-    device, probe = hidden.device, model.logits(hidden[:1])
+    head, device = Head.of_model(model), hidden.device
     after = on_device(_tokens_after(row), device)
+    probe = head.wide(hidden[:1])
     if probe.shape[-1] < vocab_size:
         raise ConfigError(
             f"the teacher has logits for {probe.shape[-1]} ids, its tokenizer has "
@@ -201,7 +203,7 @@ def _write(
         )
     for begin in range(0, row.num_tokens, block):
         part = slice(begin, min(begin + block, row.num_tokens))
-        logits = model.logits(hidden[part])[:, :vocab_size]
+        logits = head.wide(hidden[part])[:, :vocab_size]
         _keep(into, part, logits, after[part], starts)
     _clear(into, row.num_tokens)
     return into

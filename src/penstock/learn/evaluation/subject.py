@@ -29,6 +29,7 @@ from penstock.core.json_values import JsonMapping
 from penstock.learn.generation import Engine, Generated, Sampling
 from penstock.learn.generation.session import encode_chat
 from penstock.models import LanguageModel
+from penstock.models.head import Head
 from penstock.models.language_model import most_packed
 from penstock.plan.inputs import pack_documents
 from penstock.plan.inputs.model_input import ModelInput
@@ -97,11 +98,11 @@ def score_pairs(
         places, inverse = np.unique(slots, return_inverse=True)
         order = np.argsort(inverse, kind="stable")
         inverse, targets, of = inverse[order], targets[order], of[order]
-        block = max(16, ELEMENTS // model.vocab_size)
+        block, head = max(16, ELEMENTS // model.vocab_size), Head.of_model(model)
         for begin in range(0, len(places), block):
             end = begin + block
             index = torch.from_numpy(places[begin:end]).to(hidden.device)
-            logits = model.logits(hidden.index_select(0, index))[:, :vocab_size]
+            logits = head.wide(hidden.index_select(0, index))[:, :vocab_size]
             some = slice(*np.searchsorted(inverse, (begin, end)))
             rows = torch.from_numpy(inverse[some] - begin).to(hidden.device)
             chosen = torch.from_numpy(targets[some]).to(hidden.device)

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.json_values import JsonMapping, JsonObject
-from penstock.learn.distillation.blocks import no_loss
 from penstock.learn.training.distributed import Ranks
 from penstock.models import LanguageModel, RowTensors
+from penstock.models.head import no_loss
 from penstock.models.own_code import check_signature, load_own_code
 from penstock.plan.loader import Step
 
@@ -185,7 +185,7 @@ def whole_gradients(
         hidden = outputs[-1] if outputs else model(row)
     finally:
         handle.remove()
-    return share + no_loss(model.logits, hidden[:, :1]).to(share.dtype)
+    return share + no_loss(model.narrow_logits, hidden[:, :1]).to(share.dtype)
 
 
 def load_own_function(given: Any, where: str, parameters: Sequence[str]) -> Any:

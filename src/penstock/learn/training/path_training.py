@@ -10,6 +10,7 @@ Model and reference run without dropout: equal weights give equal log-probabilit
 """
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -19,10 +20,9 @@ from torch import Tensor
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.json_values import JsonObject
 from penstock.data.shards.format.trees import LABEL, POLICY_VERSION
-from penstock.learn.distillation.blocks import no_loss
 from penstock.learn.training.answer_advantages import HOST_COLUMNS
+from penstock.learn.training.cross_entropy import chunked_cross_entropy
 from penstock.learn.training.distributed import Ranks
-from penstock.learn.training.losses import chunked_cross_entropy
 from penstock.learn.training.path_checks import check_answers
 from penstock.learn.training.path_counts import StepCounts
 from penstock.learn.training.path_losses import (
@@ -46,6 +46,7 @@ from penstock.learn.training.reference_model import (
     tempered_heads,
 )
 from penstock.models import LanguageModel, RowTensors
+from penstock.models.head import Head, no_loss
 from penstock.models.without_dropout import random_parts, without_dropout
 from penstock.plan.inputs import IGNORE
 from penstock.plan.inputs.model_input import ModelInput
@@ -185,9 +186,8 @@ class PathTraining:
             if not len(mismatched := np.flatnonzero(labels < 0)):
                 continue
             with torch.no_grad(), without_dropout(self._model):
-                logs = log_probabilities(
-                    self._model, *_trained(self._model(tensors)[0], tensors, scores), temperatures
-                )
+                trained = _trained(self._model(tensors)[0], tensors, scores)
+                logs = log_probabilities(Head.of_model(self._model), *trained, temperatures)
                 theirs = self.reference(tensors, row, scores, self._backend, temperatures)
             ratios = scores.sums(logs) - scores.sums(theirs)
             total = total + ratios[scores.place(mismatched)].sum()
@@ -231,7 +231,8 @@ class PathTraining:
         reference = None
         if self.reference is not None:
             reference = self.reference(tensors, row, scores, self._backend, temperatures)
-        logs = log_probabilities(model, hidden, targets, temperatures).requires_grad_()
+        head = Head.of_model(model)
+        logs = log_probabilities(head, hidden, targets, temperatures).requires_grad_()
         with torch.enable_grad():
             if isinstance(self.settings, PreferenceSettings):
                 found, figures = preference_loss(
@@ -243,7 +244,7 @@ class PathTraining:
                     scores, logs, reference, self.settings, self.divisor, self._version
                 )
         if not torch.is_grad_enabled() or not found.requires_grad:
-            return no_loss(model.logits, hidden) + found.detach().to(hidden.dtype), figures
+            return no_loss(head, hidden) + found.detach().to(hidden.dtype), figures
         (derivative,) = torch.autograd.grad(found, logs)
         # As a function of the weights: Σ derivative × log-probability, which has the gradient of
         # the loss.
@@ -251,14 +252,13 @@ class PathTraining:
             used = derivative.nonzero()[:, 0]
             temperatures = temperatures[used.numpy()]
             hidden, targets, derivative = hidden[used], targets[used], derivative[used]
+        parts = [
+            chunked_cross_entropy(tempered, hidden[at], targets[at], -derivative[at])[0]
+            for at, tempered in tempered_heads(head, temperatures, hidden.device)
+        ]
         # Where nothing is to be learnt, such as pairs past a hinge, the head needs gradients of
         # zeros all the same.
-        linear = no_loss(model.logits, hidden)
-        for at, logits_of in tempered_heads(model, temperatures):
-            linear = (
-                linear
-                + chunked_cross_entropy(logits_of, hidden[at], targets[at], -derivative[at])[0]
-            )
+        linear = reduce(torch.add, parts) if parts else no_loss(head, hidden)
         return linear + (found.detach().to(linear.dtype) - linear.detach()), figures
 
     def backward(self, row: ModelInput) -> Tensor:

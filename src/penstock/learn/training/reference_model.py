@@ -6,7 +6,7 @@ one temperature go through the head together; the usual temperature, 1, costs no
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import final
 
 import numpy as np
@@ -15,11 +15,12 @@ from torch import Tensor
 
 from penstock.core.arrays import Float64
 from penstock.core.errors import ConfigError
-from penstock.learn.training.losses import chunked_cross_entropy
+from penstock.learn.training.cross_entropy import chunked_cross_entropy
 from penstock.learn.training.path_losses import PathScores
 from penstock.learn.training.path_settings import REFERENCE_COLUMN
 from penstock.learn.training.run_folder import RunFolder
 from penstock.models import LanguageModel, RowTensors
+from penstock.models.head import Head
 from penstock.models.lora.lora import lora_switched_off
 from penstock.models.saving import load_model
 from penstock.plan.inputs.model_input import ModelInput
@@ -30,34 +31,25 @@ Temperatures = Float64
 
 
 def tempered_heads(
-    model: LanguageModel, temperatures: Temperatures
-) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
-    """Of each temperature: int64 indices of its targets, and the head that gives logits /
-    temperature.
+    head: Head, temperatures: Temperatures, device: torch.device
+) -> Iterator[tuple[Tensor, Head]]:
+    """Of each temperature: int64 indices of its targets on a device, and the head that gives logits
+    / temperature.
     """
     for temperature in np.unique(temperatures).tolist():
-        at = on_device(np.flatnonzero(temperatures == temperature), model.device)
-        yield at, model.logits if temperature == 1 else _Tempered(model, temperature)
-
-
-@final
-class _Tempered:
-    def __init__(self, model: LanguageModel, temperature: float) -> None:
-        self._model, self._temperature = model, temperature
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return self._model.logits(hidden) / self._temperature
+        at = on_device(np.flatnonzero(temperatures == temperature), device)
+        yield at, head.divided(temperature)
 
 
 def log_probabilities(
-    model: LanguageModel, hidden: Tensor, targets: Tensor, temperatures: Temperatures
+    head: Head, hidden: Tensor, targets: Tensor, temperatures: Temperatures
 ) -> Tensor:
     """float64 [n] log-probabilities of targets [n] after hidden states [n, width], without
     gradients.
     """
     each = torch.zeros(len(targets), dtype=torch.float64, device=targets.device)
     with torch.no_grad():
-        for at, logits_of in tempered_heads(model, temperatures):
+        for at, logits_of in tempered_heads(head, temperatures, hidden.device):
             part = each.new_zeros(len(at))
             chunked_cross_entropy(
                 logits_of, hidden.detach()[at], targets[at], torch.ones_like(part), each=part
@@ -139,8 +131,8 @@ class Reference:
             if self._frozen is None:
                 with lora_switched_off(self._model):
                     hidden = self._model(tensors)[0][scores.slots]
-                    return log_probabilities(self._model, hidden, targets, temperatures)
+                    head = Head.of_model(self._model)
+                    return log_probabilities(head, hidden, targets, temperatures)
             own = self._frozen.tensors(row, backend)
-            return log_probabilities(
-                self._frozen, self._frozen(own)[0][scores.slots], targets, temperatures
-            )
+            hidden, head = self._frozen(own)[0][scores.slots], Head.of_model(self._frozen)
+            return log_probabilities(head, hidden, targets, temperatures)

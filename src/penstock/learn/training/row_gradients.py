@@ -21,6 +21,7 @@ from penstock.learn.training.own import LossOfOwn, whole_gradients
 from penstock.learn.training.path_training import PathTraining
 from penstock.learn.training.settings import TrainSettings
 from penstock.models import LanguageModel, RowTensors
+from penstock.models.head import Head
 from penstock.models.ours.micro_sequences import backward_in_parts
 from penstock.models.row_tensors import target_places
 from penstock.models.without_dropout import without_dropout
@@ -89,12 +90,14 @@ class RowGradients:
         begins = iter(range(row.sequence_length - size, -1, -size))
         places = target_places(row)
 
+        head = Head.of_model(self._model)
+
         def loss_of(hidden: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
             # Parts run from last to first.
             begin = next(begins)
             mine = (at[(at >= begin) & (at < begin + size)] - begin for at in places)
             found = hidden_loss(
-                self._model.logits,
+                head,
                 hidden,
                 targets,
                 weights,
@@ -150,16 +153,16 @@ class RowGradients:
         groups: Tensor | None,
     ) -> Tensor:
         """Like `_backward`, with the teachers' part of the loss; the model runs once."""
-        hidden = self._model(tensors)
+        hidden, head = self._model(tensors), Head.of_model(self._model)
         factor = distiller.settings.cross_entropy
         # With factor 0 the cross entropy is only reported.
         with nullcontext() if factor else torch.no_grad():
             found = hidden_loss(
-                self._model.logits, hidden, tensors.targets, tensors.loss_weights, denominators,
+                head, hidden, tensors.targets, tensors.loss_weights, denominators,
                 z_loss=self._settings.z_loss, distance_weights=self._model.prediction_weights,
                 groups=groups, num_groups=self.sums.num_groups, places=tensors.places,
             )  # fmt: skip
         self.sums.add(found)
-        taught = distiller.row_loss(self._model.logits, hidden[0], tensors.targets[0], seen)
+        taught = distiller.row_loss(head, hidden[0], tensors.targets[0], seen)
         (taught + factor * found.loss if factor else taught).backward()
         return found.cross_entropy[0]

@@ -29,7 +29,9 @@ from penstock.media.rows import BlankImage, RowMedia
 from penstock.models.attention import LayerAttend
 from penstock.models.attention.compiling import uncompiled
 from penstock.models.cache import Cache
+from penstock.models.decoding_graphs import Growing, steps_of
 from penstock.models.facts import ModelFacts
+from penstock.models.head import matrix_of, wide
 from penstock.models.image_features import FeatureCache
 from penstock.models.language_model import PackingVerdict
 from penstock.models.lora.settings import LoraSettings, NewRows
@@ -37,6 +39,7 @@ from penstock.models.ours.blocks import Block, rotary_angles
 from penstock.models.ours.experts import Balance
 from penstock.models.ours.layers import Linear, RMSNorm
 from penstock.models.ours.vision import VisionTower, check_images, with_images
+from penstock.models.paged_cache import PagedCache, new_keys
 from penstock.models.recurrent.borders import Borders
 from penstock.models.recurrent.mixers import Carried, RowDocuments
 from penstock.models.row_tensors import RowTensors
@@ -248,11 +251,16 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], in float32 or wider."""
-        weight = self.embedding.weight if self.unembedding is None else self.unembedding.weight
-        scores = linear(hidden, weight.to(hidden.dtype))
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return wide(self.narrow_logits(hidden))
+
+    def narrow_logits(self, hidden: Tensor) -> Tensor:
+        """[..., width] → [..., vocab], in the dtype of the hidden states unless they have a soft
+        cap.
+        """
+        table = self.embedding if self.unembedding is None else self.unembedding
+        scores = linear(hidden, matrix_of(table, hidden.dtype))
         if (most := self.settings.logit_softcap) is not None:
-            scores = most * (scores / most).tanh()
+            scores = most * (wide(scores) / most).tanh()
         return scores
 
     def packing(self, slots: int) -> PackingVerdict:
@@ -261,7 +269,7 @@ class Transformer(nn.Module):
         """
         return PackingVerdict(slots)
 
-    def new_cache(self, sequences: int, capacity: int) -> Cache:
+    def new_cache(self, sequences: int, capacity: int) -> Cache | PagedCache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens."""
         # Only main mixers write texts.
         mains = [
@@ -269,7 +277,7 @@ class Transformer(nn.Module):
             for layer in range(self.settings.layers)
         ]
         windows = tuple(main.sliding_window for main in mains if not main.is_recurrent)
-        return Cache(
+        return new_keys(
             layers=len(windows),
             sequences=sequences,
             capacity=capacity,
@@ -287,7 +295,7 @@ class Transformer(nn.Module):
         self,
         tokens: Tensor,
         lengths: Tensor,
-        cache: Cache,
+        cache: Cache | PagedCache,
         sequences: Tensor | None = None,
         images: Sequence[PromptImages | None] | None = None,
     ) -> Tensor:
@@ -307,6 +315,11 @@ class Transformer(nn.Module):
         Raises:
             ConfigError: Shapes do not fit, or a sequence exceeds the cache's capacity.
         """
+        if images is None and (steps := steps_of(self, cache)) is not None:
+            with uncompiled():
+                logits = steps.run(self._single_step, tokens, lengths, sequences)
+            if logits is not None:
+                return logits
         growth = cache.growth(tokens, lengths, sequences)
         embedded = None if images is None else self._embedded(tokens, growth.parts(images))
         carried = growth if self.settings.is_recurrent else None
@@ -321,6 +334,11 @@ class Transformer(nn.Module):
             )[0]
         growth.done()
         return self.logits(hidden[growth.last])
+
+    def _single_step(self, tokens: Tensor, growth: Growing) -> Tensor:
+        """Logits [B, vocab] after one more token of each row."""
+        hidden = self.run(tokens, growth.positions, growth.attend, distances=1)[0]
+        return self.logits(hidden[:, 0])
 
     def _embedded(self, tokens: Tensor, parts: Sequence[RowMedia | None]) -> Tensor | None:
         """Embeddings [B, n, width] of new tokens, with features of images at their slots; None:

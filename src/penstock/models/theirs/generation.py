@@ -17,7 +17,9 @@ from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models.attention.compiling import uncompiled
 from penstock.models.cache import Cache
+from penstock.models.decoding_graphs import Growing, steps_of
 from penstock.models.isolation.report import describe
+from penstock.models.paged_cache import PagedCache, new_keys
 from penstock.models.text_cache import TextCache
 from penstock.models.theirs.attention import PROMPT, distance, one_line, rounding
 from penstock.models.theirs.cache import TheirCaches
@@ -44,7 +46,7 @@ class Generation:
         self._warned_slow = False
         self.caches_images, self._tried_cached_images = True, False
 
-    def new_cache(self, sequences: int, capacity: int) -> Cache | TextCache:
+    def new_cache(self, sequences: int, capacity: int) -> Cache | PagedCache | TextCache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens.
 
         For a model that needs more than keys and values, and for sequences so long that its rotary
@@ -58,9 +60,9 @@ class Generation:
             sequences, capacity, self._model.device, self._keys(sequences, self._model.rotary[0])
         )
 
-    def _keys(self, sequences: int, capacity: int) -> Cache:
+    def _keys(self, sequences: int, capacity: int) -> Cache | PagedCache:
         assert self._model.fit.shape is not None
-        return Cache(
+        return new_keys(
             layers=self._model.fit.shape.layers,
             sequences=sequences,
             capacity=capacity,
@@ -77,7 +79,7 @@ class Generation:
         self,
         tokens: Tensor,
         lengths: Tensor,
-        cache: Cache | TextCache,
+        cache: Cache | PagedCache | TextCache,
         sequences: Tensor | None = None,
         images: Sequence[PromptImages | None] | None = None,
     ) -> Tensor:
@@ -91,11 +93,15 @@ class Generation:
         self,
         tokens: Tensor,
         lengths: Tensor,
-        cache: Cache,
+        cache: Cache | PagedCache,
         sequences: Tensor | None,
         images: Sequence[PromptImages | None] | None,
     ) -> Tensor:
         """`extend` through our cache."""
+        if not images and (steps := steps_of(self._model, cache)) is not None:
+            logits = steps.run(self._single_step, tokens, lengths, sequences)
+            if logits is not None:
+                return logits
         growth = cache.growth(tokens, lengths, sequences)
         if images is None or not any(images):
             hidden = self._model.run(tokens, growth.positions, growth.attend)[0]
@@ -112,11 +118,16 @@ class Generation:
         growth.done()
         return self._model.logits(hidden[growth.last])
 
+    def _single_step(self, tokens: Tensor, growth: Growing) -> Tensor:
+        """Logits [B, vocab] after one more token of each row."""
+        hidden = self._model.run(tokens, growth.positions, growth.attend)[0]
+        return self._model.logits(hidden[:, 0])
+
     def _extend_each(
         self,
         tokens: Tensor,
         lengths: Tensor,
-        cache: Cache,
+        cache: Cache | PagedCache,
         sequences: Tensor | None,
         images: Sequence[PromptImages | None],
     ) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from penstock.core.errors import ConfigError
 from penstock.media.rows import BlankImage, RowMedia
-from penstock.models.cache import Growth
+from penstock.models.growth import Growth
 from penstock.models.isolation.report import describe
 from penstock.models.recurrent import Borders
 from penstock.models.row_tensors import RowTensors

@@ -31,11 +31,13 @@ from penstock.models.attention import LayerAttend, RowAttend, RowAttention
 from penstock.models.cache import Cache
 from penstock.models.casting import cast_model
 from penstock.models.facts import ModelFacts
+from penstock.models.head import wide
 from penstock.models.isolation.lengths import rotary_limit
 from penstock.models.isolation.report import CURE, describe
 from penstock.models.language_model import PackingVerdict, require_packed_rows
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.lora.trained_parts import num_rows
+from penstock.models.paged_cache import PagedCache
 from penstock.models.recurrent.operations import TORCH, Operations
 from penstock.models.row_tensors import RowTensors
 from penstock.models.text_cache import TextCache
@@ -262,12 +264,13 @@ class HuggingFaceModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] → [..., vocab], in float32 or wider."""
-        scores: Tensor = (
-            hidden
-            if self._decoder is None
-            else self._decoder.logits(self.inner, hidden.to(self.compute_dtype))
-        )
-        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return wide(self.narrow_logits(hidden))
+
+    def narrow_logits(self, hidden: Tensor) -> Tensor:
+        """[..., width] → [..., vocab], in the dtype in which the model makes them."""
+        if self._decoder is None:
+            return hidden
+        return self._decoder.logits(self.inner, hidden.to(self.compute_dtype))
 
     def document(self, tokens: Tensor) -> Tensor:
         """Final hidden states [1, n, width] of one document [n]; logits if `hidden` returns
@@ -287,7 +290,7 @@ class HuggingFaceModel(nn.Module):
         places = torch.arange(len(tokens), device=device)
         return self.run(tokens, places, RowAttend.of(shape.windows, attention))
 
-    def new_cache(self, sequences: int, capacity: int) -> Cache | TextCache:
+    def new_cache(self, sequences: int, capacity: int) -> Cache | PagedCache | TextCache:
         """An empty cache for `sequences` sequences of at most `capacity` tokens; see
         `Generation.new_cache`.
         """

@@ -66,6 +66,7 @@ def cache_reference(
 def score_documents(model: Any, dataset: Dataset) -> Iterator[Any]:
     """float32 [tokens] of each document: log-probability of each trained token; 0 elsewhere."""
     from penstock.learn.training.reference_model import log_probabilities
+    from penstock.models.head import Head
 
     group: list[Document] = []
     used = 0
@@ -79,9 +80,8 @@ def score_documents(model: Any, dataset: Dataset) -> Iterator[Any]:
                 tensors = model.tensors(row)
                 slots = torch.from_numpy(places).to(tensors.targets.device)
                 temperatures = np.concatenate([_temperatures(one) for one in group])[places]
-                found = log_probabilities(
-                    model, model(tensors)[0][slots], tensors.targets[0][slots], temperatures
-                )
+                hidden, targets = model(tensors)[0][slots], tensors.targets[0][slots]
+                found = log_probabilities(Head.of_model(model), hidden, targets, temperatures)
             values[places + 1] = found.float().cpu().numpy()
         at = 0
         for one in group:
