@@ -340,6 +340,18 @@ def test_rollouts_and_training_have_one_temperature(data, tmp_path, temperature)
     assert first["policy.kl"] < 1e-6
 
 
+def test_rollouts_store_the_version_that_sampled(data, tmp_path):
+    sample(data, tmp_path / "d", prompts=PROMPTS[:4], version=3)
+    for document in ps.open_dataset(tmp_path / "d"):
+        assert (document.columns["policy_version"] == 3).all()
+    run = learn(data, tmp_path / "d", tmp_path / "run", version=3, max_staleness=1)
+    assert [one["policy.staleness.largest"] for one in run.metrics] == [0, 1]
+    with pytest.raises(ConfigError, match="1 versions behind"):
+        learn(data, tmp_path / "d", tmp_path / "late", version=3, max_staleness=0)
+    with pytest.raises(ConfigError, match="version must be 0 or more"):
+        sample(data, tmp_path / "e", prompts=PROMPTS[:4], version=-1)
+
+
 @pytest.mark.parametrize(
     "filters",
     [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}, {"min_tokens": 3}, {"presence_penalty": 1.0},

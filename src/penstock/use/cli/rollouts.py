@@ -18,6 +18,7 @@ from penstock.use.cli.options import MODEL, OPENING, Given
             reward=Option(metavar="CODE"),
             output=Option(metavar="FOLDER"),
             samples=Option(),
+            version=Option(metavar="N"),
         ),
         options(
             "learn.generation.settings.Sampling",

@@ -139,11 +139,12 @@ def sample_rollouts(
     reward: Any,
     output: str | Path,
     samples: int,
+    version: int | None,
     progress: bool,
     settings: dict[str, Any],
 ) -> "Rollouts":
     """Answers to prompts, judged, as a dataset; see `Run.rollouts`."""
-    opening = _checked("Run.rollouts", settings, "samples", "progress")
+    opening = _checked("Run.rollouts", settings, "samples", "version", "progress")
     # A policy learns from what was drawn, so the base's own filters do not count.
     sampling = _sampling({"temperature": 1.0, **settings}, {})
     records = (
@@ -158,6 +159,7 @@ def sample_rollouts(
         output,
         samples=samples,
         sampling=sampling,
+        version=version,
         progress=progress,
     )
 

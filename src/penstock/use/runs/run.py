@@ -232,6 +232,7 @@ class Run(RunFolder):
         output: str | Path,
         *,
         samples: int = 8,
+        version: int | None = None,
         progress: bool = True,
         **settings: Unpack[GenerateKeywords],
     ) -> "Rollouts":
@@ -245,6 +246,8 @@ class Run(RunFolder):
                 `finish_reason` it is told why the answer ended: stop or length.
             output: A new folder for the dataset.
             samples: Answers to each prompt.
+            version: Version of the policy that samples, stored with each token as the column
+                `policy_version`, which `policy.max_staleness` reads; None: not stored.
             progress: Show progress.
             settings: As for `generate`; temperature is 1 by default. A policy refuses answers that
                 were filtered (top_k, top_p, …) unless it is told to accept them.
@@ -257,7 +260,7 @@ class Run(RunFolder):
             RecordError: A prompt is missing, or fills the context.
         """
         return sample_rollouts(
-            self._open_model, prompts, reward, output, samples, progress, dict(settings)
+            self._open_model, prompts, reward, output, samples, version, progress, dict(settings)
         )
 
     def reference(
