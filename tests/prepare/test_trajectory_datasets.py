@@ -79,17 +79,23 @@ def step_logs(tokenizer):
     return [-0.5] * len(ids(tokenizer, "It is 42.<|im_end|>"))
 
 
-def test_advantages_of_turns_are_a_column(tokenizer):
-    one = finished(
-        tokenizer, "It is 4.<|im_end|>", "Oh 42.<|im_end|>", reward=1.0, step_advantages=(-1, 2)
-    )
+def test_numbers_of_turns_are_columns(tokenizer):
+    numbers = {"reward": 1.0, "step_advantages": (-1, 2), "step_rewards": (0.25, 0.5)}
+    one = finished(tokenizer, "It is 4.<|im_end|>", "Oh 42.<|im_end|>", version=3, **numbers)
     [document] = trees_of([[one]])
-    column, weights = document.columns["advantages"], document.loss_weights
-    path = one.paths[0]
-    second = path.begins[1]
-    assert set(column[:second][weights[:second] > 0]) == {-1.0}
+    trained = document.loss_weights > 0
+    column, second = document.columns["advantages"], one.paths[0].begins[1]
+    assert set(column[:second][trained[:second]]) == {-1.0}
     assert set(column[second:]) == {2.0}
-    assert not column[weights == 0].any()
+    assert np.isnan(column[~trained]).all()
+    rewards = document.columns["turn_rewards"]
+    places = np.flatnonzero(~np.isnan(rewards))
+    assert places.tolist() == [np.flatnonzero(trained[:second])[-1], len(rewards) - 1]
+    assert rewards[places].tolist() == [0.25, 0.5]
+    assert set(document.columns["policy_version"]) == {3}
+    # Columns with NaN keep no beginning apart.
+    [both] = trees_of([[one, one]])
+    assert len(both.tokens) == len(document.tokens)
 
 
 def test_rounds_are_one_source(answers, tokenizer, tmp_path):

@@ -30,6 +30,8 @@ class FinishedTrajectory:
     """Whether its last reply was cut by a limit."""
     temperature: float | None = None
     """Of the sampler; None: unknown."""
+    version: int | None = None
+    """Version of the policy that sampled it; None: unknown."""
     has_log_probabilities: bool = True
     """Whether its sampled tokens have log-probabilities."""
     step_rewards: tuple[float, ...] = ()

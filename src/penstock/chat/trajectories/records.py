@@ -58,6 +58,7 @@ MASK = ("mask", "completion_mask", "env_mask", "response_mask", "loss_mask")
 REWARD = ("reward", "reward_score", "score")
 ADVANTAGE = ("advantage",)
 GROUP = ("group", "group_id", "uid", "example_id")
+VERSION = ("policy_version",)
 TOOLS = ("tools",)
 
 
@@ -127,6 +128,7 @@ class TrajectoryReader:
             group=_group(record),
             truncated=steps[-1].finish_reason == CUT,
             temperature=_number(record, ("temperature",)),
+            version=_version(record),
             has_log_probabilities=all(step.logs is not None for step in steps),
             step_rewards=_of_steps(steps, "reward") if len(steps) > 1 else (),
             step_advantages=_of_steps(steps, "advantage") if len(steps) > 1 else (),
@@ -276,6 +278,13 @@ def _of_steps(steps: Sequence[RecordedStep], name: str) -> tuple[float, ...]:
 def _group(record: JsonMapping) -> str | None:
     value = _first(record, GROUP)
     return None if value is None else str(value)
+
+
+def _version(record: JsonMapping) -> int | None:
+    value = _first(record, VERSION)
+    if value is not None and (type(value) is not int or value < 0):
+        raise ConversationError(f"{VERSION[0]} is {value!r:.40}; expected a whole number from 0")
+    return value
 
 
 def _number(record: JsonMapping, names: Sequence[str]) -> float | None:

@@ -263,6 +263,7 @@ class Trajectory:
         advantage: float | None = None,
         group: str | None = None,
         temperature: float | None = None,
+        version: int | None = None,
         step_rewards: Sequence[float] = (),
         step_advantages: Sequence[float] = (),
     ) -> FinishedTrajectory:
@@ -287,6 +288,7 @@ class Trajectory:
             group=group,
             truncated=bool(self._said) and self._said[-1].cut,
             temperature=temperature,
+            version=version,
             has_log_probabilities=self._has_logs,
             step_rewards=tuple(step_rewards),
             step_advantages=tuple(step_advantages),

@@ -10,6 +10,7 @@ manifest, and is written again.
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -31,10 +32,12 @@ from penstock.data.shards.format.trees import (
     ADVANTAGE,
     ANSWER,
     LOG_PROBABILITIES,
+    POLICY_VERSION,
     REWARD,
     TEMPERATURE,
     TOKEN_ADVANTAGES,
     TRUNCATED,
+    TURN_REWARDS,
 )
 from penstock.data.shards.memory import weight_spans, write_dataset
 from penstock.data.sources.opening import open_sources
@@ -52,6 +55,7 @@ def write_trajectories(
     *,
     tokenizer: Tokenizer,
     chat: ChatInfo | None = None,
+    sampling: Mapping[str, object] = MappingProxyType({}),
     append: bool = False,
 ) -> Dataset:
     """Write trajectories as a dataset that a policy learns from.
@@ -63,6 +67,7 @@ def write_trajectories(
             become one document, wherever they are.
         tokenizer: Of their ids; saved with the dataset.
         chat: Template and stop ids, which a run keeps.
+        sampling: Settings of the sampler that filter, such as top_k; a policy refuses them.
         append: Write the next round.
 
     Raises:
@@ -84,6 +89,7 @@ def write_trajectories(
         columns={name: [one.columns[name] for one in documents] for name in documents[0].columns},
         trees=[one.tree for one in documents],
         chat=chat,
+        sampling=dict(sampling),
         documents_per_shard=SHARD_DOCUMENTS,
     )
 
@@ -114,8 +120,13 @@ def trees_of(groups: Sequence[Sequence[FinishedTrajectory]]) -> list[TreeDocumen
     has_logs = _all_or_none(
         "log-probabilities", [one.has_log_probabilities or None for one in every]
     )
-    by_step = any(one.step_advantages for one in every)
-    return [_tree_of(group, names, has_logs=has_logs, by_step=by_step) for group in groups]
+    columns = [
+        *([LOG_PROBABILITIES] if has_logs else []),
+        *([TOKEN_ADVANTAGES] if any(one.step_advantages for one in every) else []),
+        *([TURN_REWARDS] if any(one.step_rewards for one in every) else []),
+        *([POLICY_VERSION] if _all_or_none("version", [one.version for one in every]) else []),
+    ]
+    return [_tree_of(group, names, columns) for group in groups]
 
 
 def _all_or_none(name: str, values: Sequence[object]) -> bool:
@@ -133,14 +144,9 @@ def _all_or_none(name: str, values: Sequence[object]) -> bool:
 
 
 def _tree_of(
-    group: Sequence[FinishedTrajectory], names: Sequence[str], *, has_logs: bool, by_step: bool
+    group: Sequence[FinishedTrajectory], names: Sequence[str], columns: Sequence[str]
 ) -> TreeDocument:
     paths = [(answer, one, path) for answer, one in enumerate(group) for path in one.paths]
-    columns: dict[str, list[Any]] = {}
-    if has_logs:
-        columns[LOG_PROBABILITIES] = [path.log_probabilities for _, _, path in paths]
-    if by_step:
-        columns[TOKEN_ADVANTAGES] = [_by_step(one, path) for _, one, path in paths]
     return build_tree(
         [path.ids for _, _, path in paths],
         [path.weights for _, _, path in paths],
@@ -149,18 +155,24 @@ def _tree_of(
             **{name: [getattr(one, name) for _, one, _ in paths] for name in names},
             TRUNCATED: [float(one.truncated) for _, one, _ in paths],
         },
-        columns=columns,
+        columns={name: [_column(name, one, path) for _, one, path in paths] for name in columns},
     )
 
 
-def _by_step(one: FinishedTrajectory, path: TokenPath) -> Any:
-    """float32 [tokens]: the advantage of the reply of each trained token, else 0."""
-    found = np.zeros(len(path.ids), np.float32)
+def _column(name: str, one: FinishedTrajectory, path: TokenPath) -> Any:
+    """[tokens] of a path."""
+    if name == LOG_PROBABILITIES:
+        return path.log_probabilities
+    if name == POLICY_VERSION:
+        return np.full(len(path.ids), one.version, np.int32)
+    given = one.step_advantages if name == TOKEN_ADVANTAGES else one.step_rewards
+    # NaN: a token without an advantage is not trained; a turn has its reward at its last token.
+    found = np.full(len(path.ids), np.nan, np.float32)
     ends = [*path.begins[1:], len(path.ids)]
     for number, begin, end in zip(path.replies, path.begins, ends, strict=True):
-        if one.step_advantages:
-            inside = slice(begin, end)
-            found[inside] = one.step_advantages[number] * (path.weights[inside] > 0)
+        trained = begin + np.flatnonzero(path.weights[begin:end] > 0)
+        if given and len(trained):
+            found[trained if name == TOKEN_ADVANTAGES else trained[-1:]] = given[number]
     return found
 
 
