@@ -138,6 +138,8 @@ class Trajectory:
         )
         self._proof = Proof(self.tokenizer, self._texts, template.name)
         self._said: list[Said] = []
+        self._prompts: list[tuple[int, int]] = []
+        """Of each reply: number of its path, and tokens of its prompt."""
         self._done: list[TokenPath] = []
         self._path = OpenPath()
         self._sent = ""
@@ -243,6 +245,7 @@ class Trajectory:
             )
         )
         self.messages.append(found)
+        self._prompts.append((len(self._done), len(self._path.ids)))
         self._path.sampled(number, ids, logs, own)
         self._proof.sampled(ids, own)
         self._sent += text
@@ -255,6 +258,28 @@ class Trajectory:
         token; those without a reply of their own are left out.
         """
         return tuple(path for path in (*self._done, self._path.done()) if path.replies)
+
+    def record(self) -> JsonObject:
+        """Its steps as a record that `TrajectoryReader` reads: ids that were sent and sampled, with
+        log-probabilities and messages.
+        """
+        paths = [*(path.ids.tolist() for path in self._done), self._path.ids]
+        logs = [*(path.log_probabilities.tolist() for path in self._done), self._path.logs]
+        weights = [*(path.weights.tolist() for path in self._done), self._path.weights]
+        steps = []
+        for (path, begin), said in zip(self._prompts, self._said, strict=True):
+            end = begin + len(said.ids)
+            steps.append(
+                {
+                    "prompt_ids": list(paths[path][:begin]),
+                    "response_ids": list(said.ids),
+                    "log_probabilities": logs[path][begin:end] if self._has_logs else None,
+                    "mask": weights[path][begin:end],
+                    "message": self.messages[said.message],
+                    "finish_reason": CUT if said.cut else STOPPED[0],
+                }
+            )
+        return {"steps": steps}
 
     def finish(
         self,
