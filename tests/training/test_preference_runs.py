@@ -207,7 +207,13 @@ def rollouts(data):
     run = ps.open_run(data / "base")
     prompts = [{"messages": [{"role": "user", "content": text[:20]}]} for text in make_texts(12)]
     return run.rollouts(
-        prompts, judge, data / "rollouts", samples=4, max_tokens=12, threads=1, progress=False
+        prompts,
+        judge,
+        output=data / "rollouts",
+        samples=4,
+        max_tokens=12,
+        threads=1,
+        progress=False,
     )
 
 
@@ -259,7 +265,13 @@ def test_a_policy_learns_from_rewards(data, tmp_path, rollouts):
     assert first["policy.clipped"] == 0
     prompts = [{"messages": [{"role": "user", "content": text[:20]}]} for text in make_texts(12)]
     more = run.rollouts(
-        prompts, judge, tmp_path / "more", samples=4, max_tokens=12, threads=1, progress=False
+        prompts,
+        judge,
+        output=tmp_path / "more",
+        samples=4,
+        max_tokens=12,
+        threads=1,
+        progress=False,
     )
     assert more.mean_reward > rollouts.mean_reward
     assert rollouts.spread > 6
@@ -270,7 +282,7 @@ PROMPTS = [{"messages": [{"role": "user", "content": text[:20]}]} for text in ma
 
 def sample(data, output, reward=judge, prompts=PROMPTS, **settings):
     given = {"samples": 4, "max_tokens": 12, "threads": 1, "progress": False, **settings}
-    return ps.open_run(data / "base").rollouts(prompts, reward, output, **given)
+    return ps.open_run(data / "base").rollouts(prompts, reward, output=output, **given)
 
 
 def learn(data, rollouts, output, **policy):
