@@ -141,12 +141,12 @@ def test_files_of_records(tokenizer, tmp_path, capsys):
     with pytest.raises(RecordError, match=r"records\.jsonl:3: step 0 has no sampled ids"):
         ps.prepare_trajectories(path, output=tmp_path / "data", **how)
     assert not (tmp_path / "data").exists()
-    data = ps.prepare_trajectories(path, output=tmp_path / "data", on_error="drop", **how)
+    data = ps.prepare_trajectories(path, output=tmp_path / "data", on_error="skip", **how)
     assert len(data) == 1
     assert data[0].tree.value("reward").tolist() == [1.0, 0.0]
     said = capsys.readouterr().err
     assert "2 trajectories in 1 groups, 2 paths" in said
-    assert "1 records dropped, the first:" in said
+    assert "1 records skipped, the first:" in said
     with pytest.raises(ConfigError, match="history must be one of"):
         ps.prepare_trajectories(path, output=tmp_path / "more", history="all", **how)
 

@@ -219,7 +219,7 @@ def prepare_trajectories(
     template: Template | str | Path | None = None,
     history: History = "sampled",
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    on_error: Literal["stop", "drop"] = "stop",
+    on_error: Literal["stop", "skip"] = "stop",
     append: bool = False,
     progress: bool = True,
 ) -> Dataset:
@@ -235,7 +235,7 @@ def prepare_trajectories(
             any step needs it.
         history: How such prompts go on after a reply: sampled, template, tool_cycle.
         chat_template_kwargs: Variables for the template.
-        on_error: What to do about a record that cannot be read: stop, or drop it and say so.
+        on_error: What to do about a record that cannot be read: stop, or skip it and say so.
         append: Write the next round.
         progress: Say what was read.
 
@@ -247,8 +247,8 @@ def prepare_trajectories(
     """
     if history not in HISTORIES:
         raise ConfigError(f"history must be one of {', '.join(HISTORIES)}, got {history!r}")
-    if on_error not in ("stop", "drop"):
-        raise ConfigError(f"on_error must be stop or drop, got {on_error!r}")
+    if on_error not in ("stop", "skip"):
+        raise ConfigError(f"on_error must be stop or skip, got {on_error!r}")
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
     reader = TrajectoryReader(
         tokenizer=loaded,
@@ -257,13 +257,13 @@ def prepare_trajectories(
         variables=chat_template_kwargs or {},
     )
     found: list[FinishedTrajectory] = []
-    dropped: list[RecordError] = []
+    skipped: list[RecordError] = []
     with Progress("trajectories", total=None, unit="", enabled=progress) as bar:
         for one in read_trajectories(source, reader):
             if isinstance(one, RecordError):
                 if on_error == "stop":
                     raise one
-                dropped.append(one)
+                skipped.append(one)
             else:
                 found.append(one)
                 bar.advance(1)
@@ -271,7 +271,7 @@ def prepare_trajectories(
         raise RecordError(f"{source}: holds no trajectory")
     dataset = write_trajectories(output, found, tokenizer=loaded, append=append)
     if progress:
-        say(summary(found, dataset, dropped))
+        say(summary(found, dataset, skipped))
     return dataset
 
 
@@ -288,7 +288,7 @@ def _template(template: Template | str | Path | None, tokenizer: Tokenizer) -> T
 
 
 def summary(
-    found: Sequence[FinishedTrajectory], dataset: Dataset, dropped: Sequence[RecordError]
+    found: Sequence[FinishedTrajectory], dataset: Dataset, skipped: Sequence[RecordError]
 ) -> str:
     """What was written, in a line or two."""
     paths = sum(len(one.paths) for one in found)
@@ -299,6 +299,6 @@ def summary(
         f"{sum(one.sampled for one in found):,} sampled tokens; {stored:,} stored of {tokens:,} "
         f"({tokens / max(stored, 1):.1f} × shared)"
     )
-    if dropped:
-        text += f"; {len(dropped):,} records dropped, the first: {dropped[0]}"
+    if skipped:
+        text += f"; {len(skipped):,} records skipped, the first: {skipped[0]}"
     return text
