@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, final, get_args, get_origin, get_type_hints
 
 from penstock.core.errors import ConfigError
+from penstock.data.shards.format.trees import LOG_PROBABILITIES
 
 PreferenceKind = Literal[
     "dpo",
@@ -30,7 +31,7 @@ REFERENCE_COLUMN = "reference_log_probabilities"
 """Column with the log-probability of each token by the reference model, as `penstock reference`
 writes it.
 """
-OLD_COLUMN = "log_probabilities"
+OLD_COLUMN = LOG_PROBABILITIES
 """Column with the log-probability of each token by the sampler at its temperature, as `penstock
 rollouts` writes it.
 """
