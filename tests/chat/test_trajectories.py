@@ -119,6 +119,31 @@ def test_templates_of_real_models(real_data, folder):
     assert found["tool_cycle", "exact"] + found["tool_cycle", "branches"] > 500
 
 
+@pytest.mark.real_data
+@pytest.mark.parametrize(
+    ("vocabulary", "templates"),
+    [
+        ("hf_derived/qwen2.5", "*Qwen*2.5*"),
+        ("hf_derived/qwen2.5", "qwen3*"),
+        ("hf/phi-3-mini", "*hi*3*"),
+        ("spm/mistral-v3.model", "*istral*"),
+    ],
+)
+def test_real_vocabularies(vocabulary, templates, real_data):
+    """Unicode's normal form; SentencePiece, whose control tokens take white space and add some."""
+    tokenizer = ps.load_tokenizer(real_data / "tokenizers" / vocabulary)
+    names = {token: text for text, token in tokenizer.special_tokens.items()}
+    variables = {"bos_token": names.get(tokenizer.bos_id, ""), "eos_token": names[tokenizer.eos_id]}
+    found: Counter[str] = Counter()
+    for path in sorted(real_data.joinpath("chat_templates").glob(f"*/{templates}.jinja")):
+        source = path.read_text(encoding="utf-8")
+        template = Template(source=source, name=path.stem, variables=variables)
+        for key, came in outcomes(tokenizer, template, 1):
+            assert not came.startswith("WRONG"), (path.stem, key, came)
+            found[came.split(" ")[0].split(":")[0]] += 1
+    assert found["exact"] > 20, found
+
+
 # -- traps
 
 

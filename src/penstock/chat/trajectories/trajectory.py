@@ -401,7 +401,8 @@ class Trajectory:
         if ids[: len(self._path.ids)] == self._path.ids:
             # Another text (normalised), the same ids.
             new = ids[len(self._path.ids) :]
-            self._proof.sent(ids, whole.text, None, self._said)
+            mine = [self._said[one] for one in self._path.replies]
+            self._proof.sent(ids, whole.text, None, mine)
             self._path.read(new)
             self._sent = whole.text
             return Step("extends")
