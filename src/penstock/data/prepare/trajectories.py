@@ -23,6 +23,7 @@ from penstock.chat.trajectories.records import TrajectoryReader, one_by_one
 from penstock.chat.trajectories.trajectory import HISTORIES, History
 from penstock.core.errors import ConfigError, ConversationError, OutputError, RecordError
 from penstock.core.folders import local_path
+from penstock.core.suggestions import suggests
 from penstock.core.terminal import Progress
 from penstock.data.prepare.probe import say
 from penstock.data.shards.dataset import Dataset
@@ -49,6 +50,7 @@ SHARD_DOCUMENTS = 100_000
 """Groups after which a new shard begins."""
 
 
+@suggests
 def write_trajectories(
     output: str | Path,
     trajectories: Iterable[FinishedTrajectory],
@@ -211,6 +213,7 @@ def read_trajectories(
                         yield error
 
 
+@suggests
 def prepare_trajectories(
     source: str | Path | Sequence[str | Path],
     *,

@@ -96,6 +96,7 @@ def run(
         bool,
         typer.Option(
             "--trajectories",
+            metavar="",
             help=(
                 "Records are trajectories of agents, with ids that were sampled, in the layout of "
                 "penstock, vLLM, verl, TRL, verifiers or slime; a policy learns from the dataset."
@@ -106,10 +107,11 @@ def run(
     history: Annotated[
         str | None,
         typer.Option(
-            metavar="sampled|template|tool_cycle",
+            metavar="HOW",
             help=(
-                "How prompts without ids go on after a reply: behind what was sampled, as the "
-                "template writes the whole, or so only where a user speaks. [default: sampled]"
+                "How prompts without ids go on after a reply: behind what was `sampled`, as the "
+                "`template` writes the whole, or `tool_cycle`: so only where a user speaks. "
+                "[default: sampled]"
             ),
             rich_help_panel="Trajectories",
         ),
@@ -118,6 +120,7 @@ def run(
         bool,
         typer.Option(
             "--append",
+            metavar="",
             help="The output has a folder for each round of a run; write the next one.",
             rich_help_panel="Trajectories",
         ),
