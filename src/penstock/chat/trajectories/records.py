@@ -30,8 +30,8 @@ from typing import Any, final
 from penstock.chat.render.template import Template
 from penstock.chat.trajectories.finished import FinishedTrajectory, GivenSteps
 from penstock.chat.trajectories.paths import TokenPath
-from penstock.chat.trajectories.replies import CUT
-from penstock.chat.trajectories.trajectory import History, Trajectory, check_reply
+from penstock.chat.trajectories.replies import CUT, check_reply
+from penstock.chat.trajectories.trajectory import History, Trajectory
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.core.json_values import JsonMapping
 from penstock.tokenizers import Tokenizer

@@ -1,11 +1,13 @@
 """Sampled replies: their text, and the message that they say."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.chat.calls import Splitter, family_of
 from penstock.chat.render.template import Template
+from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.token_text import Spelling
@@ -14,6 +16,8 @@ CUT = "length"
 """Why a reply ended that its limit cut."""
 STOPPED = ("stop", "tool_calls", "function_call")
 """Why a reply ended that ended by itself."""
+_ROUNDING = 1e-3
+"""Log-probabilities may be so far above 0: engines round."""
 _THOUGHTS = ("<think>", "</think>")
 
 
@@ -109,3 +113,38 @@ def without_end(ids: Sequence[int], names: Mapping[int, str]) -> Sequence[int]:
 def as_message(given: JsonMapping) -> JsonObject:
     """A message of the caller's, with the role that a reply has."""
     return {**given, "role": given.get("role", "assistant")}
+
+
+def check_reply(
+    where: str,
+    ids: Sequence[int],
+    logs: Sequence[float] | None,
+    weights: Sequence[float] | None,
+    vocab_size: int,
+) -> tuple[list[int], list[float], list[float]]:
+    """Ids, log-probabilities and weights of a reply as plain numbers; zeros and ones where there
+    are none.
+
+    Raises:
+        ConfigError: Lengths differ, or a number is out of range.
+    """
+    own = [int(token) for token in ids]
+    for name, given in (("log-probabilities", logs), ("weights", weights)):
+        if given is not None and len(given) != len(own):
+            raise ConfigError(f"{where}: {len(given)} {name} for {len(own)} tokens")
+    if wrong := [one for one in own if not 0 <= one < vocab_size]:
+        raise ConfigError(
+            f"{where}: id {wrong[0]} is not in the vocabulary of {vocab_size}; give the engine's "
+            "tokenizer"
+        )
+    numbers = [0.0] * len(own) if logs is None else [float(one) for one in logs]
+    for place, one in enumerate(numbers):
+        if not (math.isfinite(one) and one <= _ROUNDING):
+            raise ConfigError(
+                f"{where}: the log-probability of token {place} is {one}; expected nats, 0 at most"
+            )
+    shares = [1.0] * len(own) if weights is None else [float(one) for one in weights]
+    for place, one in enumerate(shares):
+        if not (math.isfinite(one) and one >= 0):
+            raise ConfigError(f"{where}: the weight of token {place} is {one}; expected 0 or more")
+    return own, [min(one, 0.0) for one in numbers], shares

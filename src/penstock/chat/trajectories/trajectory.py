@@ -20,7 +20,6 @@ them is rendered. Three ways to go on after a reply:
 Costs two to three renders of the conversation a prompt.
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
@@ -43,6 +42,7 @@ from penstock.chat.trajectories.replies import (
     Said,
     TokenTexts,
     as_message,
+    check_reply,
     message_of,
     without_end,
 )
@@ -457,45 +457,6 @@ class Trajectory:
                     f"stop id {one} is no control token of {self.tokenizer.name}; replies end with "
                     "control tokens"
                 )
-
-
-def check_reply(
-    where: str,
-    ids: Sequence[int],
-    logs: Sequence[float] | None,
-    weights: Sequence[float] | None,
-    vocab_size: int,
-) -> tuple[list[int], list[float], list[float]]:
-    """Ids, log-probabilities and weights of a reply as plain numbers; zeros and ones where there
-    are none.
-
-    Raises:
-        ConfigError: Lengths differ, or a number is out of range.
-    """
-    own = [int(token) for token in ids]
-    for name, given in (("log-probabilities", logs), ("weights", weights)):
-        if given is not None and len(given) != len(own):
-            raise ConfigError(f"{where}: {len(given)} {name} for {len(own)} tokens")
-    if wrong := [one for one in own if not 0 <= one < vocab_size]:
-        raise ConfigError(
-            f"{where}: id {wrong[0]} is not in the vocabulary of {vocab_size}; give the engine's "
-            "tokenizer"
-        )
-    numbers = [0.0] * len(own) if logs is None else [float(one) for one in logs]
-    for place, one in enumerate(numbers):
-        if not (math.isfinite(one) and one <= _ROUNDING):
-            raise ConfigError(
-                f"{where}: the log-probability of token {place} is {one}; expected nats, 0 at most"
-            )
-    shares = [1.0] * len(own) if weights is None else [float(one) for one in weights]
-    for place, one in enumerate(shares):
-        if not (math.isfinite(one) and one >= 0):
-            raise ConfigError(f"{where}: the weight of token {place} is {one}; expected 0 or more")
-    return own, [min(one, 0.0) for one in numbers], shares
-
-
-_ROUNDING = 1e-3
-"""Log-probabilities may be so far above 0: engines round."""
 
 
 def _last(ids: Sequence[int]) -> int | None:
