@@ -288,7 +288,7 @@ class Trainer:
         taught = nullcontext() if self.distiller is None else closing(self.distiller)
         with (
             Interruption() as interruption,
-            settled_objects(),
+            settled_objects(wanted=self.ranks.several or self.ranks.device.type != "cpu"),
             self.state.saving,
             closing(logs),
             taught,
