@@ -122,7 +122,7 @@ def learn(
         found = run.rollouts(
             asked,
             reward,
-            folder / "data",
+            output=folder / "data",
             samples=SAMPLES,
             max_tokens=4,
             seed=number << 20,

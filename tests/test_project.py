@@ -40,8 +40,8 @@ TORCH_ROOMS = tuple(
         *(
             f"use.runs.{module}"
             for module in (
-                *("dry_runs", "evaluating", "exporting", "generating", "opening", "reference"),
-                *("rollouts", "run", "serving", "starting", "training"),
+                *("dry_runs", "episodes", "evaluating", "exporting", "generating", "opening"),
+                *("reference", "rollouts", "run", "serving", "starting", "training"),
             )
         ),
     )

@@ -1,4 +1,5 @@
-"""How fast is attention over packed rows? Backends, lengths, documents, grouped heads, prefixes.
+"""How fast is attention over packed rows? Backends, lengths, documents, grouped heads, windows,
+prefixes, trees.
 
     python benchmarks/gpu/05_attention.py --output results
 
@@ -34,6 +35,38 @@ def rule(slots: int, documents: int, prefix: float = 0.0) -> tuple[AttentionRule
     return AttentionRule(np.stack([begins, begins + both, ends], axis=1)), float(pairs.sum())
 
 
+def tree(slots: int, documents: int, answers: int = 8) -> tuple[AttentionRule, float]:
+    """Documents that are a prompt, a quarter of the tokens, with answers that each see it and
+    themselves; and the pairs of query and key.
+    """
+    begins: list[int] = []
+    ends: list[int] = []
+    reach: list[int] = []
+    pairs = 0.0
+    for bounds in np.array_split(np.arange(slots), documents):
+        first, last = int(bounds[0]), int(bounds[-1]) + 1
+        prompt = max(1, (last - first) // 4)
+        begins.append(first)
+        ends.append(first + prompt)
+        reach.append(last)
+        pairs += prompt * (prompt + 1) / 2
+        for part in np.array_split(np.arange(first + prompt, last), answers):
+            if len(part):
+                begins.append(int(part[0]))
+                ends.append(int(part[-1]) + 1)
+                reach.append(int(part[-1]) + 1)
+                pairs += len(part) * prompt + len(part) * (len(part) + 1) / 2
+    pieces = np.stack([begins, begins, ends], axis=1)
+    return AttentionRule(pieces, np.array(reach)), float(pairs)
+
+
+def seen_in_window(one: AttentionRule, window: int) -> float:
+    """Pairs of query and key within a window."""
+    lengths = one.pieces[:, 2] - one.pieces[:, 0]
+    inside = np.minimum(lengths, window)
+    return float((inside * (inside + 1) / 2 + (lengths - inside) * window).sum())
+
+
 def tensors(slots: int, heads: int, kv: int, device: torch.device, dtype: torch.dtype) -> Any:
     """q, k, v."""
     generator = torch.Generator(device).manual_seed(0)
@@ -50,14 +83,18 @@ def both_ways(attend: Any, q: Any, k: Any, v: Any) -> Any:
 
 def measure(
     report: Report, slots: int, documents: int, backend: str, *, heads: int = 16, kv: int = 16,
-    prefix: float = 0.0, deterministic: bool = False,
+    prefix: float = 0.0, deterministic: bool = False, window: int | None = None,
+    trees: bool = False,
 ) -> Figures:  # fmt: skip
     """Seconds and TFLOP/s of one layer."""
     dtype = torch.bfloat16 if report.device.type == "cuda" else torch.float32
-    one, pairs = rule(slots, documents, prefix)
+    one, pairs = tree(slots, documents) if trees else rule(slots, documents, prefix)
+    pairs = pairs if window is None else seen_in_window(one, window)
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
     try:
-        attend = RowAttention.of(one, device=report.device, dtype=dtype, backend=backend)
+        attend = RowAttention.of(
+            one, device=report.device, dtype=dtype, backend=backend, window=window
+        )
         q, k, v = tensors(slots, heads, kv, report.device, dtype)
         repeats = 2 if report.toy else 10
         forward = seconds(lambda: attend(q, k, v), repeats)
@@ -149,6 +186,9 @@ def main() -> None:
     for backend in backends:
         report.part(f"{backend}, 4 key heads", measure, report, some, 4, backend, kv=4)
         report.part(f"{backend}, prefixes", measure, report, some, 4, backend, prefix=0.6)
+        near = 8 if report.toy else 1024
+        report.part(f"{backend}, window {near}", measure, report, some, 4, backend, window=near)
+        report.part(f"{backend}, trees", measure, report, some, 4, backend, trees=True)
         report.part(
             f"{backend}, deterministic", measure, report, some, 4, backend, deterministic=True
         )

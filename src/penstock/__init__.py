@@ -11,6 +11,7 @@ with lazy(__name__):
     from penstock.core.errors import PenstockError
     from penstock.data.prepare.preparation import prepare
     from penstock.data.prepare.prepare_keywords import ChatOptions
+    from penstock.data.prepare.trajectories import prepare_trajectories, write_trajectories
     from penstock.data.shards.dataset import Dataset
     from penstock.data.shards.memory import write_dataset
     from penstock.data.shards.opening import open_dataset
@@ -98,6 +99,7 @@ __all__ = [
     "plan_run",
     "plan_training",
     "prepare",
+    "prepare_trajectories",
     "sampling",
     "serving",
     "shards",
@@ -110,4 +112,5 @@ __all__ = [
     "training",
     "trl",
     "write_dataset",
+    "write_trajectories",
 ]

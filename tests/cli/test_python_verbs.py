@@ -137,7 +137,7 @@ def test_prompts_of_rollouts_may_be_a_file(plain, tmp_path):
     )
     kept = [
         plain.rollouts(
-            prompts, lambda _, answer: float(len(answer)), tmp_path / name, samples=2,
+            prompts, lambda _, answer: float(len(answer)), output=tmp_path / name, samples=2,
             progress=False, **SAMPLING,
         ).dataset
         for name, prompts in {"file": tmp_path / "prompts.jsonl", "texts": ["a", "b"]}.items()

@@ -209,12 +209,19 @@ def test_what_pairs_do_not_express_is_refused(tmp_path: Path) -> None:
     early = tree(paths, [[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]], rank=ranks)
     nothing = tree(paths, [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]], rank=ranks)
     labels = tree(paths[:1], [[0, 0, 1, 1, 1]], label=[1])
+    several = tree(
+        [*paths, [3, 4, 8, 7]],
+        [[0, 0, 1, 1, 1]] * 2 + [[0, 0, 0, 1]],
+        rank=[0, 1, 1],
+        answer=[0, 1, 1],
+    )
     for number, (one, message) in enumerate(
         [
             (gap, "answer 0 has tokens between its trained ones that are not trained"),
             (early, "answers 0 and 1 have different prompts"),
             (nothing, "answer 1 has no trained token"),
             (labels, "has no answers of different rank"),
+            (several, "an answer has several paths"),
         ]
     ):
         with pytest.raises(ConfigError, match=message):

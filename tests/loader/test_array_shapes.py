@@ -29,6 +29,7 @@ from penstock import (
 )
 from penstock.core.arrays import Int64
 from penstock.plan.inputs import AttentionRule, RowSlice, prefix_trees
+from penstock.plan.inputs.answers import RowAnswers
 from penstock.plan.inputs.blank_images import with_blank
 from penstock.plan.loader import PlanState
 from penstock.plan.objectives import CausalLM, PrefixLM, SpanCorruption, Written
@@ -201,6 +202,10 @@ def use_trees(folder):
             assert row.paths is not None
             assert len(row.paths.owners) == len(row.paths.slots) >= len(row.paths[0])
             row.paths.value("rank", "the test")
+            answers = RowAnswers.of(row.paths)
+            slots, owners = answers.entries(np.arange(len(row.tokens)) % 2 > 0)
+            assert len(slots) == len(owners) <= len(answers.slots)
+            assert len(answers.value("rank", "the test")) == len(answers)
 
 
 def use_store(data, folder):

@@ -15,10 +15,10 @@ from makers.models import tiny_model
 from makers.tokenizers import tiny_tokenizer
 from patience import PATIENCE_SECONDS
 from penstock.chat import load_template
+from penstock.chat.calls import FAMILIES, Splitter, allowed_controls, family_of
 from penstock.core.errors import ConfigError
 from penstock.learn.generation import Engine, Sampling
 from penstock.learn.generation.grammar import Constraint, Grammars
-from penstock.learn.generation.tool_calls import FAMILIES, Splitter, allowed_controls, family_of
 from penstock.use.serving import ServedModel, served_model
 
 TOOLS = [

@@ -122,7 +122,7 @@ def test_texts_begin_in_use_as_in_training(
     found = run.rollouts(
         ["the cat"] * 2,
         lambda record, answer: len(answer),
-        tmp_path / "rollouts",
+        output=tmp_path / "rollouts",
         samples=2,
         max_tokens=3,
     )

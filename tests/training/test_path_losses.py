@@ -17,8 +17,9 @@ from penstock import Loader, Source, build_model, write_dataset
 from penstock.core.errors import ConfigError
 from penstock.data.shards import build_tree, extend_dataset
 from penstock.data.shards.memory import weight_spans
+from penstock.learn.training.answer_advantages import advantages
 from penstock.learn.training.distributed import Ranks
-from penstock.learn.training.path_losses import PathScores, advantages, policy_loss, preference_loss
+from penstock.learn.training.path_losses import PathScores, policy_loss, preference_loss
 from penstock.learn.training.path_settings import (
     LABEL_KINDS,
     PAIR_KINDS,
@@ -27,6 +28,7 @@ from penstock.learn.training.path_settings import (
 )
 from penstock.learn.training.path_training import PathTraining
 from penstock.learn.training.settings import TrainSettings
+from penstock.plan.inputs.answers import RowAnswers
 from penstock.plan.inputs.paths import RowPaths
 from penstock.use.runs.reference import score_documents
 
@@ -347,7 +349,7 @@ def test_what_is_masked_is_in_no_denominator(tmp_path, settings, answers, tokens
     training.backward(step[0])
     assert figures_of(training, step)["policy.entropy_estimate"] > 0
     everything = PolicySettings(truncated="mask", dead_groups="leave_out")
-    numbers = advantages(step[0].paths, everything)
+    numbers = advantages(RowAnswers.of(step[0].paths), everything)
     assert np.isnan(numbers).sum() == 2
 
 

@@ -207,7 +207,13 @@ def rollouts(data):
     run = ps.open_run(data / "base")
     prompts = [{"messages": [{"role": "user", "content": text[:20]}]} for text in make_texts(12)]
     return run.rollouts(
-        prompts, judge, data / "rollouts", samples=4, max_tokens=12, threads=1, progress=False
+        prompts,
+        judge,
+        output=data / "rollouts",
+        samples=4,
+        max_tokens=12,
+        threads=1,
+        progress=False,
     )
 
 
@@ -259,7 +265,13 @@ def test_a_policy_learns_from_rewards(data, tmp_path, rollouts):
     assert first["policy.clipped"] == 0
     prompts = [{"messages": [{"role": "user", "content": text[:20]}]} for text in make_texts(12)]
     more = run.rollouts(
-        prompts, judge, tmp_path / "more", samples=4, max_tokens=12, threads=1, progress=False
+        prompts,
+        judge,
+        output=tmp_path / "more",
+        samples=4,
+        max_tokens=12,
+        threads=1,
+        progress=False,
     )
     assert more.mean_reward > rollouts.mean_reward
     assert rollouts.spread > 6
@@ -270,7 +282,7 @@ PROMPTS = [{"messages": [{"role": "user", "content": text[:20]}]} for text in ma
 
 def sample(data, output, reward=judge, prompts=PROMPTS, **settings):
     given = {"samples": 4, "max_tokens": 12, "threads": 1, "progress": False, **settings}
-    return ps.open_run(data / "base").rollouts(prompts, reward, output, **given)
+    return ps.open_run(data / "base").rollouts(prompts, reward, output=output, **given)
 
 
 def learn(data, rollouts, output, **policy):
@@ -338,6 +350,18 @@ def test_rollouts_and_training_have_one_temperature(data, tmp_path, temperature)
         < 1e-4
     )
     assert first["policy.kl"] < 1e-6
+
+
+def test_rollouts_store_the_version_that_sampled(data, tmp_path):
+    sample(data, tmp_path / "d", prompts=PROMPTS[:4], version=3)
+    for document in ps.open_dataset(tmp_path / "d"):
+        assert (document.columns["policy_version"] == 3).all()
+    run = learn(data, tmp_path / "d", tmp_path / "run", version=3, max_staleness=1)
+    assert [one["policy.staleness.largest"] for one in run.metrics] == [0, 1]
+    with pytest.raises(ConfigError, match="1 versions behind"):
+        learn(data, tmp_path / "d", tmp_path / "late", version=3, max_staleness=0)
+    with pytest.raises(ConfigError, match="version must be 0 or more"):
+        sample(data, tmp_path / "e", prompts=PROMPTS[:4], version=-1)
 
 
 @pytest.mark.parametrize(

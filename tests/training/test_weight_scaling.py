@@ -19,7 +19,7 @@ from penstock.core.errors import ConfigError, DistributedError
 from penstock.data.shards import build_tree
 from penstock.data.shards.memory import weight_spans
 from penstock.integrations.trl.preferences import pairs_of_document
-from penstock.learn.training import path_training
+from penstock.learn.training import path_counts
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.held_out_loss import HeldOutLoss
 from penstock.learn.training.path_settings import (
@@ -262,7 +262,7 @@ def failing_elsewhere():
 
 def test_all_ranks_stop_where_one_has_a_wrong_weight(tmp_path, monkeypatch):
     """None waits for the other, and all say what was found."""
-    monkeypatch.setattr(path_training, "in_step", failing_elsewhere)
+    monkeypatch.setattr(path_counts, "in_step", failing_elsewhere)
     model = tiny_model(VOCAB)
     cases = (
         (1.0, DistributedError, "rank 1 failed"),

@@ -17,6 +17,11 @@ from penstock.chat.records.conversation import Conversation, MessageWeights, Ran
 from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.layouts import detect_layout, read_conversation
 from penstock.chat.render.template import Rendered, Template, load_template, template_names
+from penstock.chat.trajectories.finished import FinishedTrajectory
+from penstock.chat.trajectories.paths import TokenPath
+from penstock.chat.trajectories.proof import TrajectoryCertificate
+from penstock.chat.trajectories.records import TrajectoryReader
+from penstock.chat.trajectories.trajectory import Step, Trajectory
 from penstock.core.lazy_imports import public_names
 
 __all__ = [
@@ -27,6 +32,7 @@ __all__ = [
     "Dropped",
     "EncodedChat",
     "Family",
+    "FinishedTrajectory",
     "LayoutSettings",
     "MaskSettings",
     "MessageWeights",
@@ -34,7 +40,12 @@ __all__ = [
     "Range",
     "Rendered",
     "ResolvedBoundary",
+    "Step",
     "Template",
+    "TokenPath",
+    "Trajectory",
+    "TrajectoryCertificate",
+    "TrajectoryReader",
     "detect_family",
     "detect_layout",
     "encode",

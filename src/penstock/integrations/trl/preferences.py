@@ -65,6 +65,11 @@ def pairs_of_document(document: Document) -> Iterator[dict[str, Any]]:
             "prepare with answers='tree' from records with chosen and rejected answers, or "
             "with ranks or scores"
         )
+    if len(np.unique(tree.answers)) < len(tree.paths):
+        raise ConfigError(
+            f"{document.origin}: an answer has several paths, which TRL's pairs cannot express; "
+            "train them with ps.train(preference=…)"
+        )
     places, times = np.unique(
         np.concatenate([_behind(tree.slots(path), 1) for path in range(len(tree.paths))]),
         return_counts=True,

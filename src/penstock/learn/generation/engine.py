@@ -31,7 +31,6 @@ from penstock.learn.generation import sequence as sequences
 from penstock.learn.generation.choosing import Chooser
 from penstock.learn.generation.grammar import Grammars
 from penstock.learn.generation.scoring import score
-from penstock.learn.generation.sequence import Spelling
 from penstock.learn.generation.settings import (
     NO_TOKEN,
     Event,
@@ -46,6 +45,7 @@ from penstock.media.rows import BlankImage
 from penstock.models import LanguageModel
 from penstock.plan.inputs.torch_tensors import on_device
 from penstock.tokenizers import Tokenizer
+from penstock.tokenizers.token_text import Spelling
 
 PROMPT_PART = 512
 """Tokens of a prompt that are read in one step."""

@@ -15,7 +15,7 @@ from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.figure_names import SOURCE
 from penstock.learn.training.loss_groups import LossGroups, LossSums
 from penstock.learn.training.losses import row_loss
-from penstock.learn.training.path_training import require_token_targets
+from penstock.learn.training.path_checks import require_token_targets
 from penstock.learn.training.step_sums import StepSums
 from penstock.learn.training.stop import Stop, never
 from penstock.models import LanguageModel

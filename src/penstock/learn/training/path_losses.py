@@ -1,11 +1,11 @@
-"""Losses of whole answers: functions of the log-probabilities that a row's paths give their trained
-tokens.
+"""Losses of whole answers: functions of the log-probabilities that a row's answers give their
+trained tokens. An answer has one path, or several, as a trajectory whose history was rewritten.
 
 All is float64: sums over thousands of tokens are compared. What each function means, and its
 source, is in `path_settings`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -14,18 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from penstock.core.arrays import Array, Bool, Int64
+from penstock.core.arrays import Array, Bool, Float64, Int64
 from penstock.core.errors import ConfigError
 from penstock.data.shards.format.trees import (
-    ADVANTAGE,
     LABEL,
     RANK,
-    REWARD,
     TEMPERATURE,
-    TRUNCATED,
     odd_weight,
     pairs_of,
 )
+from penstock.learn.training.answer_advantages import HOST_COLUMNS, PolicyTokens
 from penstock.learn.training.path_settings import (
     OLD_COLUMN,
     TRAINER_COLUMN,
@@ -33,12 +31,11 @@ from penstock.learn.training.path_settings import (
     PreferenceSettings,
 )
 from penstock.plan.inputs import IGNORE
+from penstock.plan.inputs.answers import RowAnswers
 from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.paths import RowPaths
 from penstock.plan.inputs.torch_tensors import on_device
 
-EPSILON = 1e-4
-"""Added to the standard deviation of a group's rewards, as TRL does."""
 Figures = dict[str, Tensor | float]
 """Sums by name, which stay on the device until a step is read."""
 
@@ -46,29 +43,35 @@ Figures = dict[str, Tensor | float]
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class PathPlaces:
-    """Where the trained tokens of a row's paths are, in NumPy; see `PathScores`."""
+    """Where the trained tokens of a row's answers are, in NumPy; see `PathScores`."""
 
     slots: Int64
     entries: Int64
     owners: Int64
+    columns: dict[str, Float64]
+    """Name → float64 [E]: the columns that are read on the host."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PathScores:
-    """Per-path log-probabilities of one row: n trained slots, P paths, E path-slot pairs."""
+    """Log-probabilities of the answers of one row: n trained slots, A answers, E pairs of an answer
+    and a slot.
+    """
 
-    paths: RowPaths
+    answers: RowAnswers
     host: PathPlaces
     """The same places on the host, so that no device is asked for numbers."""
     slots: Tensor
     """int64 [n] the slots whose target is trained."""
     entries: Tensor
-    """int64 [E] index in `slots`, path after path; shared slots stand here once for each path."""
+    """int64 [E] index in `slots`; a slot stands here once for each answer that shares it, however
+    many of the answer's paths do.
+    """
     owners: Tensor
-    """int64 [E] path of each entry."""
+    """int64 [E] answer of each entry."""
     counts: Tensor
-    """float64 [P] trained tokens of each path."""
+    """float64 [A] trained tokens of each answer."""
     columns: dict[str, Tensor]
     """Name → float64 [n], the column's value of each slot's target."""
 
@@ -77,7 +80,7 @@ class PathScores:
         cls,
         paths: RowPaths,
         trained: Bool,
-        columns: dict[str, object],
+        columns: Mapping[str, object],
         device: torch.device | None = None,
     ) -> "PathScores":
         """Find the trained slots of paths.
@@ -90,22 +93,25 @@ class PathScores:
         """
         device = device or torch.device("cpu")
         trained = np.asarray(trained, np.bool_)
+        answers = RowAnswers.of(paths)
         slots = np.flatnonzero(trained)
-        inner = _trained_entries(paths, trained)
-        owners = paths.owners[inner]
-        host = PathPlaces(slots, np.searchsorted(slots, paths.slots[inner]), owners)
-        counts = np.bincount(owners, minlength=len(paths)).astype(np.float64)
+        inner, owners = answers.entries(trained)
+        counts = np.bincount(owners, minlength=len(answers)).astype(np.float64)
+        of_slots = {
+            name: np.asarray(values)[slots + 1].astype(np.float64)
+            for name, values in columns.items()
+        }
+        entries = np.searchsorted(slots, inner)
+        read = {name: of_slots.pop(name)[entries] for name in HOST_COLUMNS if name in of_slots}
+        host = PathPlaces(slots, entries, owners, read)
         return cls(
-            paths=paths,
+            answers=answers,
             host=host,
             slots=on_device(slots, device),
             entries=on_device(host.entries, device),
             owners=on_device(owners, device),
             counts=on_device(counts, device),
-            columns={
-                name: on_device(np.asarray(values)[slots + 1].astype(np.float64), device)
-                for name, values in columns.items()
-            },
+            columns={name: on_device(values, device) for name, values in of_slots.items()},
         )
 
     def place(self, array: Array) -> Tensor:
@@ -113,27 +119,17 @@ class PathScores:
         return on_device(array, self.slots.device)
 
     def sums(self, logs: Tensor) -> Tensor:
-        """[P] sum over each path's trained tokens of float64 [n]."""
-        return logs.new_zeros(len(self.paths)).index_add(0, self.owners, logs[self.entries])
+        """[A] sum over each answer's trained tokens of float64 [n]."""
+        return logs.new_zeros(len(self.answers)).index_add(0, self.owners, logs[self.entries])
 
     def value(self, name: str, who: str) -> Tensor:
-        """float64 [P] a value of each path."""
-        return self.place(self.paths.value(name, who))
+        """float64 [A] a value of each answer."""
+        return self.place(self.answers.value(name, who))
 
 
-def _trained_entries(paths: RowPaths, trained: Array) -> Array:
-    """bool [S] whether each entry of `paths.slots` has a trained target in its path; `trained` is
-    of slots.
-    """
-    # The last slot of a path has no target in it, whatever stands there for another path.
-    inner = np.ones(len(paths.slots), np.bool_)
-    inner[paths.starts[1:] - 1] = False
-    return inner & trained[paths.slots]
-
-
-def trained_tokens(row: ModelInput, who: str) -> Array:
-    """int64 [P] trained tokens of each path of a row; a loss weight says whether a token is
-    trained, and no more.
+def trained_tokens(row: ModelInput, who: str) -> tuple[RowAnswers, Int64, Int64]:
+    """The answers of a row, and of each of their trained tokens the slot that it is the target of
+    and the answer, int64 [E]; a loss weight says whether a token is trained, and no more.
 
     Args:
         row: With paths.
@@ -141,22 +137,23 @@ def trained_tokens(row: ModelInput, who: str) -> Array:
 
     Raises:
         ConfigError: A loss weight is neither 0 nor 1; a shared token may have the sum of those of
-            its paths.
+            its answers.
     """
     assert row.paths is not None
     targets = row.targets[0]
     weights = (
         (targets != IGNORE).astype(np.float32) if row.loss_weights is None else row.loss_weights[0]
     )
-    inner = _trained_entries(row.paths, (targets != IGNORE) & (weights != 0))
-    slots, times = np.unique(row.paths.slots[inner], return_counts=True)
+    answers = RowAnswers.of(row.paths)
+    each, owners = answers.entries((targets != IGNORE) & (weights != 0))
+    slots, times = np.unique(each, return_counts=True)
     if (odd := odd_weight(weights[slots], times)) is not None:
         raise ConfigError(
             f"{who}: a token of the data has loss weight {odd:g}, but whole answers are "
             "compared, and weights other than 0 (not trained) and 1 have no meaning there; "
             "prepare the data with weights 0 and 1"
         )
-    return np.bincount(row.paths.owners[inner], minlength=len(row.paths))
+    return answers, each, owners
 
 
 def preference_loss(
@@ -169,7 +166,7 @@ def preference_loss(
     """Sum over the pairs (or examples) of a row; and sums for figures, not divided.
 
     Args:
-        scores: The row's paths.
+        scores: The row's answers.
         logs: float64 [n] log-probabilities of the trained targets.
         reference: The same by the reference model; None: no kind needs it.
         settings: Kinds and their constants.
@@ -192,7 +189,7 @@ def preference_loss(
             "chosen_log_probability": sums.detach()[better].sum(),
             "rejected_log_probability": sums.detach()[worse].sum(),
         }
-    labels = scores.paths.value(LABEL, f"preference.kind {settings.kind}")
+    labels = scores.answers.value(LABEL, f"preference.kind {settings.kind}")
     loss = sums.new_zeros(())
     figures: dict[str, Tensor | float] = {}
     for label, name in ((1.0, "chosen"), (0.0, "rejected")):
@@ -212,8 +209,9 @@ def preference_loss(
 
 
 def _pairs(scores: PathScores) -> Int64:
-    """int64 [2, pairs] better and worse paths of all documents of a row."""
-    ranks, documents = scores.paths.value(RANK, "training.preference"), scores.paths.documents
+    """int64 [2, pairs] better and worse answers of all documents of a row."""
+    ranks = scores.answers.value(RANK, "training.preference")
+    documents = scores.answers.documents
     found = [np.empty((0, 2), np.int64)]
     for document in np.unique(documents[~np.isnan(ranks)]):
         mine = np.flatnonzero(documents == document)
@@ -266,28 +264,6 @@ def _pair_losses(
     return total
 
 
-def advantages(paths: RowPaths, settings: PolicySettings) -> Array:
-    """float64 [P] advantage of each path; NaN: it is not of a group, or masked, and not trained."""
-    given = ADVANTAGE in paths.values
-    numbers = paths.values[ADVANTAGE] if given else paths.value(REWARD, "training.policy")
-    found = np.full(len(paths), np.nan)
-    for document in np.unique(paths.documents[~np.isnan(numbers)]):
-        mine = (paths.documents == document) & ~np.isnan(numbers)
-        group = numbers[mine]
-        # Not by the deviation, in which equal rewards may leave rounding.
-        dead = not group.any() if given else bool(group.min() == group.max())
-        if dead and settings.dead_groups == "leave_out":
-            continue
-        if not given:
-            group = np.zeros(len(group)) if dead else group - group.mean()
-            if settings.scale == "group":
-                group = group / ((group.std(ddof=1) if len(group) > 1 else 0.0) + EPSILON)
-        found[mine] = group
-    if settings.truncated == "mask":
-        found[paths.value(TRUNCATED, "training.policy.truncated") > 0] = np.nan
-    return found
-
-
 def slot_temperatures(paths: RowPaths, trained: Array) -> Array:
     """float64 [T] temperature at which each slot's target was sampled; 1 where the data do not say.
 
@@ -302,7 +278,10 @@ def slot_temperatures(paths: RowPaths, trained: Array) -> Array:
     found = np.ones(len(trained))
     if TEMPERATURE not in paths.values:
         return found
-    inner = _trained_entries(paths, trained)
+    # The last slot of a path has no target in it.
+    inner = np.ones(len(paths.slots), np.bool_)
+    inner[paths.starts[1:] - 1] = False
+    inner &= trained[paths.slots]
     slots, each = (
         paths.slots[inner],
         np.nan_to_num(paths.values[TEMPERATURE][paths.owners[inner]], nan=1.0),
@@ -327,23 +306,24 @@ def policy_loss(
     reference: Tensor | None,
     settings: PolicySettings,
     divisor: float,
+    version: int = 0,
 ) -> tuple[Tensor, Figures]:
     """A row's share of the step's loss; and sums for figures.
 
     Args:
-        scores: The row's paths.
+        scores: The row's answers.
         logs: float64 [n] log-probabilities of the trained targets, at the temperature of their
             answers.
         reference: The same by the reference model; None: kl is 0.
         settings: Clips, weights, normalisation.
         divisor: Of the whole step: answers (`sequence`), trained tokens of all answers (`token`),
             or answers × length.
+        version: Of the policy before the step.
     """
-    of_paths = advantages(scores.paths, settings)
-    keep = ~np.isnan(of_paths)[scores.host.owners]
-    kept = scores.host.owners[keep]
-    entries, owners = scores.place(scores.host.entries[keep]), scores.place(kept)
-    gain = scores.place(of_paths[kept])
+    host = scores.host
+    tokens = PolicyTokens.of(scores.answers, host.owners, host.columns, settings, version)
+    entries, owners = scores.place(host.entries[tokens.kept]), scores.place(tokens.owners)
+    gain, counts = scores.place(tokens.gains), scores.place(tokens.counts).clamp(min=1)
     new = logs[entries]
 
     def shared(change: Tensor) -> Tensor:
@@ -353,8 +333,8 @@ def policy_loss(
         if settings.importance == "token":
             return change
         # Its gradient spreads evenly over the answer's tokens.
-        sums = change.new_zeros(len(scores.paths)).index_add(0, owners, change)
-        return (sums / scores.counts.clamp(min=1))[owners]
+        sums = change.new_zeros(len(scores.answers)).index_add(0, owners, change)
+        return (sums / counts)[owners]
 
     column = old_column(settings, scores.columns)
     old = new.detach() if column is None else scores.columns[column][entries]
@@ -384,7 +364,7 @@ def policy_loss(
         each = each + settings.kl * divergence
         figures["kl"] = divergence.detach().sum()
     if settings.normalise == "sequence":
-        each = each / scores.counts.clamp(min=1)[owners]
+        each = each / counts[owners]
     return each.sum() / divisor, figures
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, final, get_args, get_origin, get_type_hints
 
 from penstock.core.errors import ConfigError
+from penstock.data.shards.format.trees import LOG_PROBABILITIES
 
 PreferenceKind = Literal[
     "dpo",
@@ -30,7 +31,7 @@ REFERENCE_COLUMN = "reference_log_probabilities"
 """Column with the log-probability of each token by the reference model, as `penstock reference`
 writes it.
 """
-OLD_COLUMN = "log_probabilities"
+OLD_COLUMN = LOG_PROBABILITIES
 """Column with the log-probability of each token by the sampler at its temperature, as `penstock
 rollouts` writes it.
 """
@@ -133,7 +134,19 @@ class PreferenceSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySettings:
     """Learning from sampled answers with rewards: groups of paths with the values `reward` or
-    `advantage`.
+    `advantage`, or with a column of advantages.
+
+    A group is a document. An answer is a path, or all paths with the same value `answer`, as a
+    trajectory has whose history was rewritten: its reward counts once in its group, each of its
+    tokens once, and means are over its tokens in all its paths.
+
+    Advantages are, in this order: the column `advantages`, of each token (NaN: not trained). Else
+    the column `turn_rewards`, the reward of each turn at its last sampled token and NaN at all
+    others: centred as `scale` says, over all turns of the group, and a token has the sum over its
+    own and all later turns of its answer (GRPO with process supervision, arXiv:2402.03300, 4.1.3);
+    later are those in its path, then those in the answer's next paths. Else the value `advantage`,
+    or that which `scale` makes of `reward`. A column and a value `advantage` that differ are an
+    error.
 
     For token t of an answer with advantage A: w × c + kl × (exp(l) − l − 1), where c is as `kind`
     says, w is 1 without `importance_cap`, and l = log π_ref − log π. All probabilities are those of
@@ -194,6 +207,18 @@ class PolicySettings:
     """Groups whose rewards are all equal, which teach nothing: in the denominator (and in kl), or
     left out, so that the others count as much as without them.
     """
+    version: int = 0
+    """Version of the policy before the run's step 0; each step adds 1. It is compared with the
+    version that sampled each token, the column `policy_version`.
+    """
+    max_staleness: int | None = None
+    """Versions by which a token may be behind the policy that is trained (the async level of
+    prime-rl); None: any.
+    """
+    stale: Literal["refuse", "mask"] = "refuse"
+    """Tokens that are farther behind: the run stops before the step, or they are in neither the
+    loss nor the denominator; the rewards of their answers count in their group.
+    """
     filtered: Literal["refuse", "accept"] = "refuse"
     """Answers of a sampler with top_k, top_p or other changes than temperature, whose probabilities
     are not those that ratios assume: refused, or taken as if they had been sampled without.
@@ -219,6 +244,14 @@ class PolicySettings:
             raise ConfigError(
                 "policy: normalise constant and length, the tokens of the longest answer, go "
                 "together"
+            )
+        for name in ("version", "max_staleness"):
+            if (value := getattr(self, name)) is not None and value < 0:
+                raise ConfigError(f"policy.{name} must be 0 or more, got {value}")
+        if self.stale == "mask" and self.max_staleness is None:
+            raise ConfigError(
+                "policy.stale is mask, but no token is too stale without a bound; set "
+                "policy.max_staleness"
             )
         if self.length is not None and self.length < 1:
             raise ConfigError(f"policy.length must be at least 1, got {self.length}")

@@ -9,7 +9,7 @@ beginnings of answers are computed once, in both.
 Model and reference run without dropout: equal weights give equal log-probabilities, in every kind.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, final
 
@@ -19,17 +19,18 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError, StateError
 from penstock.core.json_values import JsonObject
-from penstock.data.shards.format.trees import ADVANTAGE, LABEL, RANK, REWARD, TRUNCATED
+from penstock.data.shards.format.trees import LABEL, POLICY_VERSION
+from penstock.learn.training.answer_advantages import HOST_COLUMNS
 from penstock.learn.training.cross_entropy import chunked_cross_entropy
 from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.path_checks import check_answers
+from penstock.learn.training.path_counts import StepCounts
 from penstock.learn.training.path_losses import (
     Figures,
     PathScores,
-    advantages,
     policy_loss,
     preference_loss,
     slot_temperatures,
-    trained_tokens,
 )
 from penstock.learn.training.path_settings import (
     OLD_COLUMN,
@@ -38,7 +39,6 @@ from penstock.learn.training.path_settings import (
     PolicySettings,
     PreferenceSettings,
 )
-from penstock.learn.training.processes import in_step
 from penstock.learn.training.reference_model import (
     Reference,
     Temperatures,
@@ -62,22 +62,6 @@ others would have to be waited for, and take all tokens.
 """
 
 
-def require_token_targets(loader: Loader, who: str) -> None:
-    """Refuse data whose answers are compared for a loss of single tokens, which would train the bad
-    ones, too.
-
-    Raises:
-        ConfigError: A source has answers with ranks, labels or rewards.
-    """
-    for source, values in loader.path_values.items():
-        if values and loader.has_compared(source):
-            raise ConfigError(
-                f"source {source!r} has answers with {', '.join(values)}, and {who} would "
-                "train all of them alike, the worse ones too; set training.preference (or "
-                "training.policy), or prepare with answers: best"
-            )
-
-
 def dropout_notice(model: LanguageModel, who: str) -> list[str]:
     """A sentence on what is switched off in a model; none if there is nothing."""
     if not (parts := random_parts(model)):
@@ -88,45 +72,6 @@ def dropout_notice(model: LanguageModel, who: str) -> list[str]:
             f"{', '.join(parts)}"
         )
     ]
-
-
-def _check_sampling(loader: Loader, settings: PolicySettings) -> Iterator[str]:
-    """Check how the answers of each source were sampled; gives notices of what the settings accept.
-
-    Raises:
-        ConfigError: They were filtered, or lack what a setting needs.
-    """
-    for source, dataset in zip(loader.mixture.sources, loader.datasets, strict=True):
-        who = f"training.policy: source {source.name!r}"
-        if settings.truncated == "mask" and TRUNCATED not in (
-            loader.path_values[source.name] or ()
-        ):
-            raise ConfigError(
-                f"{who} does not say which answers were cut (the value {TRUNCATED!r} of "
-                "paths), which truncated: mask needs; sample with `penstock rollouts` of "
-                "this version, or leave truncated out"
-            )
-        for part in dataset.parts:
-            filters = part.sampling
-            if not filters:
-                continue
-            shown = ", ".join(f"{name} {value}" for name, value in filters.items())
-            if settings.filtered == "refuse":
-                raise ConfigError(
-                    f"{who} was sampled with {shown}, so its tokens were drawn with other "
-                    "probabilities than those that ratios compare; sample with temperature "
-                    "alone, or set policy.filtered: accept"
-                )
-            yield (
-                f"{who} was sampled with {shown}; its answers are taken as if they had been "
-                "sampled without"
-            )
-    if settings.importance_cap is not None and OLD_COLUMN not in loader.columns:
-        raise ConfigError(
-            "training.policy.importance_cap needs the sampler's log-probabilities, the "
-            f"column {OLD_COLUMN!r}; sample with `penstock rollouts`, or leave importance_cap "
-            "out"
-        )
 
 
 def _trained(hidden: Tensor, tensors: RowTensors, scores: PathScores) -> tuple[Tensor, Tensor]:
@@ -182,15 +127,16 @@ class PathTraining:
                     "a model"
                 )
             self.reference = reference or Reference(kind, model, device)
-        self._columns = [
-            name
-            for name in (REFERENCE_COLUMN, OLD_COLUMN, TRAINER_COLUMN)
-            if name in loader.columns
-        ]
+        read = [REFERENCE_COLUMN, OLD_COLUMN, TRAINER_COLUMN]
+        if isinstance(chosen, PolicySettings):
+            read += HOST_COLUMNS
+        self._columns = [name for name in read if name in loader.columns]
         self.notices: list[str] = [*dropout_notice(model, self._name), *self._accepted]
         self.divisor = 1.0
         self._point: Tensor | float = 0.0
         self._sums: Figures = {}
+        self._version = 0
+        self._ages: dict[str, float] = {}
 
     def _check(self, loader: Loader, settings: "TrainSettings") -> None:
         who, chosen = self._name, self.settings
@@ -208,61 +154,24 @@ class PathTraining:
                     f"{who} and training.{name} cannot be combined: whole answers are "
                     f"compared; leave {name} out"
                 )
-        needed: tuple[str, ...] = (ADVANTAGE, REWARD)
-        if isinstance(chosen, PreferenceSettings):
-            needed = (RANK,) if chosen.of_pairs else (LABEL,)
-        self._accepted = (
-            [] if isinstance(chosen, PreferenceSettings) else list(_check_sampling(loader, chosen))
-        )
-        for source, values in loader.path_values.items():
-            if not set(needed) & set(values or ()):
-                found = (
-                    "no paths" if values is None else f"the values {', '.join(values) or 'none'}"
-                )
-                raise ConfigError(
-                    f"{who} needs paths with {' or '.join(map(repr, needed))}, but source "
-                    f"{source!r} has {found}; prepare preference records or rollouts, or "
-                    "leave the source out"
-                )
+        self._accepted = check_answers(loader, chosen, who)
 
     def begin(self, rows: Sequence[ModelInput], step: Step, ranks: Ranks) -> None:
         """Make ready for the rows of a step: its divisor, and kto's reference point."""
         chosen, units = self.settings, step.units
-        answers, tokens = self._count(rows, ranks)
+        if isinstance(chosen, PolicySettings):
+            self._version = chosen.version + step.index
+        counts = StepCounts.of(rows, chosen, self._name, self._version, ranks)
         if isinstance(chosen, PreferenceSettings):
             self.divisor = max(1.0, float(units["pairs" if chosen.of_pairs else "examples"]))
             if "kto" in chosen.weights:
                 self._point = self._reference_point(rows, ranks)
-        else:
-            self.divisor = max(
-                1.0, tokens if chosen.normalise == "token" else answers * (chosen.length or 1)
-            )
-
-    def _count(self, rows: Sequence[ModelInput], ranks: Ranks) -> tuple[float, float]:
-        """Answers of a step that a policy is trained on, and their trained tokens, over all ranks.
-
-        Raises:
-            ConfigError: A loss weight is neither 0 nor 1. Raised on all ranks, none of which may
-                wait for another.
-        """
-        answers = tokens = 0.0
-        fault: ConfigError | None = None
-        for row in rows:
-            try:
-                counts = trained_tokens(row, self._name)
-            except ConfigError as error:
-                fault = error
-                break
-            if isinstance(self.settings, PolicySettings):
-                assert row.paths is not None
-                counts = counts[~np.isnan(advantages(row.paths, self.settings))]
-            answers, tokens = answers + int(np.count_nonzero(counts)), tokens + int(counts.sum())
-        answers, tokens, faults = ranks.sum([answers, tokens, float(fault is not None)])
-        if faults:
-            with in_step():
-                if fault is not None:
-                    raise fault
-        return answers, tokens
+            return
+        self.divisor = max(
+            1.0,
+            counts.tokens if chosen.normalise == "token" else counts.answers * (chosen.length or 1),
+        )
+        self._ages = counts.ages() if POLICY_VERSION in self._columns else {}
 
     def _reference_point(self, rows: Sequence[ModelInput], ranks: Ranks) -> Tensor:
         """The mean of log π − log π_ref over the step's mismatched answers, at least 0; on the
@@ -273,7 +182,7 @@ class PathTraining:
         for row in rows:
             tensors = self._model.tensors(row, self._backend)
             scores, temperatures = self._scores(tensors, row)
-            labels = scores.paths.value(LABEL, "preference.kind kto")
+            labels = scores.answers.value(LABEL, "preference.kind kto")
             if not len(mismatched := np.flatnonzero(labels < 0)):
                 continue
             with torch.no_grad(), without_dropout(self._model):
@@ -331,7 +240,9 @@ class PathTraining:
                 )
                 found = found / self.divisor
             else:
-                found, figures = policy_loss(scores, logs, reference, self.settings, self.divisor)
+                found, figures = policy_loss(
+                    scores, logs, reference, self.settings, self.divisor, self._version
+                )
         if not torch.is_grad_enabled() or not found.requires_grad:
             return no_loss(head, hidden) + found.detach().to(hidden.dtype), figures
         (derivative,) = torch.autograd.grad(found, logs)
@@ -377,6 +288,7 @@ class PathTraining:
         means = figure_means(self.settings, sums, step.units)
         if "paths.reference_point" in read:
             means["reference_point"] = read["paths.reference_point"]
+        means |= self._ages
         return {f"{section}.{name}": value for name, value in means.items()}
 
     def state(self) -> JsonObject:

@@ -88,13 +88,17 @@ def in_step(group: Any = None) -> Iterator[None]:
 
 
 @contextmanager
-def settled_objects() -> Iterator[None]:
+def settled_objects(*, wanted: bool) -> Iterator[None]:
     """Python's collector leaves out what exists now, such as a million objects of imported
     packages, until the block ends.
 
-    A full collection walks through all objects, at any moment of a step; on one rank of many, all
-    others wait for it.
+    A full collection walks through all objects, at any moment of a step; a GPU waits for it, and on
+    one rank of many all others do. It costs one such walk at first, so a single process on the CPU,
+    where nobody waits, does without (`wanted=False`).
     """
+    if not wanted:
+        yield
+        return
     gc.collect()
     gc.freeze()
     try:

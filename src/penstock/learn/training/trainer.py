@@ -44,11 +44,8 @@ from penstock.learn.training.memory import check_room, no_room, rows_per_pass
 from penstock.learn.training.metrics import METRICS, read_metrics
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.own import LossOfOwn, OwnState, load_on_step
-from penstock.learn.training.path_training import (
-    PathTraining,
-    dropout_notice,
-    require_token_targets,
-)
+from penstock.learn.training.path_checks import require_token_targets
+from penstock.learn.training.path_training import PathTraining, dropout_notice
 from penstock.learn.training.preparing import prepare
 from penstock.learn.training.processes import Interruption, settled_objects
 from penstock.learn.training.row_gradients import RowGradients
@@ -291,7 +288,7 @@ class Trainer:
         taught = nullcontext() if self.distiller is None else closing(self.distiller)
         with (
             Interruption() as interruption,
-            settled_objects(),
+            settled_objects(wanted=self.ranks.several or self.ranks.device.type != "cpu"),
             self.state.saving,
             closing(logs),
             taught,

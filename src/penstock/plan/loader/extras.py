@@ -20,7 +20,7 @@ from penstock.data.shards import Corpus
 from penstock.data.shards.extend import open_side
 from penstock.data.shards.format._column_kernels import blank_columns
 from penstock.data.shards.format.layout import Column
-from penstock.data.shards.format.trees import UNITS, Tree
+from penstock.data.shards.format.trees import ANSWER, TEMPERATURE, TRUNCATED, UNITS, Tree
 from penstock.data.shards.tables.columns import ExtraTable
 from penstock.media.rows import RowMedia
 from penstock.plan.inputs.paths import RowPaths
@@ -30,6 +30,8 @@ from penstock.plan.loader.media import MediaRows
 from penstock.plan.loader.mixture import CUTTING, TOO_LONG, Source
 from penstock.plan.loader.rewriting import Rewriting
 
+_FACTS = (ANSWER, TEMPERATURE, TRUNCATED)
+"""Values of paths that do not say which answer is better."""
 _TRIED = 1000
 """Documents that are looked at for values, before the first step."""
 
@@ -150,6 +152,14 @@ class Extras:
         ]
 
     @property
+    def columns_lacked(self) -> list[tuple[str, str]]:
+        """(source, column) of each source that lacks a column of another."""
+        return [
+            (self._names[source], self._column_names[column])
+            for source, column in np.argwhere(~self._known).tolist()
+        ]
+
+    @property
     def path_values(self) -> list[tuple[str, ...] | None]:
         """Of each source: names of the values of paths; None: it has no trees."""
         return [
@@ -158,13 +168,21 @@ class Extras:
         ]
 
     def has_compared(self, source: int, documents: int) -> bool:
-        """Whether any of the first documents of a source has a path with a value."""
+        """Whether any of the first documents of a source has a path with a value that compares
+        answers; those that only describe them do not.
+        """
         table = self._tables[source]
         trees = (
             None if table is None else table.tree(number)
             for number in range(min(documents, _TRIED))
         )
-        return any(tree is not None and not np.isnan(tree.values).all() for tree in trees)
+        return any(
+            tree is not None
+            and not all(
+                np.isnan(tree.value(name)).all() for name in tree.names if name not in _FACTS
+            )
+            for tree in trees
+        )
 
     def _check(self, source: Source, table: ExtraTable, rewriting: Rewriting, packing: str) -> None:
         where, need = f"source {source.name!r}", self._need

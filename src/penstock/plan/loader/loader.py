@@ -270,6 +270,11 @@ class Loader:
         return tuple(column.name for column in self._extras.columns)
 
     @property
+    def columns_lacked(self) -> list[tuple[str, str]]:
+        """(source, column) where a source has its fill value alone: the column is of another."""
+        return self._extras.columns_lacked
+
+    @property
     def blank_image(self) -> BlankImage | None:
         """A blank image as the processor of its sources makes it, for trials of models; None: no
         source has images.

@@ -92,6 +92,39 @@ def run(
         ),
     ] = None,
     chat_config: ChatConfig = None,
+    trajectories: Annotated[
+        bool,
+        typer.Option(
+            "--trajectories",
+            metavar="",
+            help=(
+                "Records are trajectories of agents, with ids that were sampled, in the layout of "
+                "penstock, vLLM, verl, TRL, verifiers or slime; a policy learns from the dataset."
+            ),
+            rich_help_panel="Trajectories",
+        ),
+    ] = False,
+    history: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOW",
+            help=(
+                "How prompts without ids go on after a reply: behind what was `sampled`, as the "
+                "`template` writes the whole, or `tool_cycle`: so only where a user speaks. "
+                "[default: sampled]"
+            ),
+            rich_help_panel="Trajectories",
+        ),
+    ] = None,
+    append: Annotated[
+        bool,
+        typer.Option(
+            "--append",
+            metavar="",
+            help="The output has a folder for each round of a run; write the next one.",
+            rich_help_panel="Trajectories",
+        ),
+    ] = False,
     assignments: Annotated[
         list[str] | None,
         typer.Option(
@@ -114,7 +147,17 @@ def run(
     Example:
         penstock prepare stories.jsonl -t tokenizer -o data/stories --validation 0.1
         penstock prepare chats.jsonl -t tokenizer --template chatml -o data/chats
+        penstock prepare rollouts.jsonl -t tokenizer --trajectories -o data/round-1
     """
+    if trajectories:
+        if config is not None or chat_config is not None or assignments or as_json:
+            raise ConfigError(
+                "--trajectories takes none of --config, --chat-config, --set and --json"
+            )
+        _prepare_trajectories(settings, chat, history or "sampled", append, quiet)
+        return
+    if history is not None or append:
+        raise ConfigError("--history and --append are for --trajectories")
     prepared = ps.prepare(
         **settings, **_chat(chat, config, chat_config, assignments or []), progress=not quiet
     )
@@ -125,6 +168,19 @@ def run(
     print(
         json.dumps(report.as_json(), indent=1) if as_json else visible(report.as_text(), lines=True)
     )
+
+
+_OF_TRAJECTORIES = ("source", "tokenizer", "output", "on_error", "template", "chat_template_kwargs")
+
+
+def _prepare_trajectories(
+    settings: dict[str, Any], chat: dict[str, Any], history: Any, append: bool, quiet: bool
+) -> None:
+    given = {**settings, **chat}
+    if wrong := [name for name in given if name not in _OF_TRAJECTORIES]:
+        flag = wrong[0].replace("_", "-")
+        raise ConfigError(f"--trajectories does not take --{flag}; leave it out")
+    ps.prepare_trajectories(**given, history=history, append=append, progress=not quiet)
 
 
 def _chat(

@@ -16,8 +16,12 @@ from penstock.use.cli.options import MODEL, OPENING, Given
             "use.runs.run.Run.rollouts",
             prompts=Option(argument=True, metavar="PROMPTS", hint=Path),
             reward=Option(metavar="CODE"),
+            environment=Option(metavar="CODE"),
             output=Option(metavar="FOLDER"),
             samples=Option(),
+            version=Option(metavar="N"),
+            max_turns=Option(),
+            history=Option(),
         ),
         options(
             "learn.generation.settings.Sampling",
@@ -30,7 +34,7 @@ from penstock.use.cli.options import MODEL, OPENING, Given
 )
 def run(*, settings: Given) -> None:
     r"""Sample several answers to each prompt, judge them with your function, and write them as a
-    dataset.
+    dataset. With --environment, an answer is a conversation of several turns.
 
     Train on it with training.policy; temperature and the log-probability of each sampled token are
     stored with it.

@@ -10,6 +10,7 @@ from penstock.core.errors import ConfigError
 from penstock.learn.generation.session import ChatSession, first_id, fit_chat, room_for
 from penstock.learn.generation.settings import Sampling, sampling_defaults
 from penstock.learn.training.run_folder import RunFolder
+from penstock.use.runs.episodes import EpisodeSettings, write_episodes
 from penstock.use.runs.keywords import GenerateKeywords, OpeningKeywords
 from penstock.use.runs.opening import Opened, writer_of
 from penstock.use.runs.rollouts import read_records, write_rollouts
@@ -139,27 +140,56 @@ def sample_rollouts(
     reward: Any,
     output: str | Path,
     samples: int,
+    version: int | None,
     progress: bool,
     settings: dict[str, Any],
 ) -> "Rollouts":
     """Answers to prompts, judged, as a dataset; see `Run.rollouts`."""
-    opening = _checked("Run.rollouts", settings, "samples", "progress")
+    opening = _checked("Run.rollouts", settings, "samples", "version", "progress")
     # A policy learns from what was drawn, so the base's own filters do not count.
     sampling = _sampling({"temperature": 1.0, **settings}, {})
-    records = (
-        read_records(prompts)
-        if isinstance(prompts, str | Path)
-        else [{"prompt": one} if isinstance(one, str) else one for one in prompts]
-    )
     return write_rollouts(
         open_model(opening),
-        records,
+        _records(prompts),
         reward,
         output,
         samples=samples,
         sampling=sampling,
+        version=version,
         progress=progress,
     )
+
+
+def sample_episodes(
+    open_model: Callable[[OpeningKeywords], Opened],
+    prompts: str | Path | Sequence[str | Mapping[str, Any]],
+    environment: Any,
+    output: str | Path,
+    episodes: EpisodeSettings,
+    progress: bool,
+    settings: dict[str, Any],
+) -> "Rollouts":
+    """Trajectories with an environment, as a dataset; see `Run.rollouts`."""
+    opening = _checked("Run.rollouts", settings, "samples", "version", "progress", "environment")
+    sampling = _sampling({"temperature": 1.0, **settings}, {})
+    return write_episodes(
+        open_model(opening),
+        _records(prompts),
+        environment,
+        output,
+        settings=episodes,
+        sampling=sampling,
+        progress=progress,
+    )
+
+
+def _records(
+    prompts: str | Path | Sequence[str | Mapping[str, Any]],
+) -> list[Mapping[str, Any]]:
+    """Records of a file, or as they are given."""
+    if isinstance(prompts, str | Path):
+        return list(read_records(prompts))
+    return [{"prompt": one} if isinstance(one, str) else one for one in prompts]
 
 
 def write_reply(

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 
 from penstock.chat import load_template
+from penstock.chat.calls import allowed_controls
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.folders import may_be_of_hub
 from penstock.core.suggestions import suggests
 from penstock.data.shards import ChatInfo
 from penstock.learn.generation import Engine
 from penstock.learn.generation.images import ImageReader
-from penstock.learn.generation.tool_calls import allowed_controls
 from penstock.learn.training.distributed import local_device
 from penstock.learn.training.run_folder import RUN_FILE, RunFolder
 from penstock.media.images import ImageSettings

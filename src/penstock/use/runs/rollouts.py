@@ -23,7 +23,7 @@ from penstock.core.json_values import JsonMapping
 from penstock.core.terminal import Progress
 from penstock.data.shards import ChatInfo, TreeDocument, build_tree
 from penstock.data.shards.dataset import Dataset
-from penstock.data.shards.format.trees import REWARD, TEMPERATURE, TRUNCATED
+from penstock.data.shards.format.trees import POLICY_VERSION, REWARD, TEMPERATURE, TRUNCATED
 from penstock.data.shards.memory import weight_spans, write_dataset
 from penstock.data.sources.opening import open_sources
 from penstock.data.sources.records import stop_at_damage
@@ -75,6 +75,7 @@ def write_rollouts(
     *,
     samples: int = 8,
     sampling: Sampling | None = None,
+    version: int | None = None,
     progress: bool = True,
 ) -> Rollouts:
     """Sample answers, judge them, and write a dataset.
@@ -90,6 +91,7 @@ def write_rollouts(
         sampling: How tokens are chosen; by default at temperature 1, of all tokens, as importance
             ratios assume. A policy uses the temperature; filters are stored, and refused by
             default.
+        version: Of the policy that samples, stored with each token; None: not stored.
         progress: Show a bar.
 
     Raises:
@@ -101,6 +103,8 @@ def write_rollouts(
         raise ConfigError(
             f"samples must be at least 2, as answers to a prompt are compared; got {samples}"
         )
+    if version is not None and version < 0:
+        raise ConfigError(f"version must be 0 or more, got {version}")
     judge = load_own_code(reward, "reward")
     told = _is_told(judge)
     if sampling is not None and sampling.temperature == 0:
@@ -140,7 +144,9 @@ def write_rollouts(
                 group = written[place * samples : (place + 1) * samples]
                 rewards = [_judge(judge, given[number], one, told) for one in group]
                 made.append(
-                    _tree_of(prompts[number], group, rewards, base.temperature, share=share)
+                    _tree_of(
+                        prompts[number], group, rewards, base.temperature, version, share=share
+                    )
                 )
                 total += sum(rewards)
                 spread += len(set(rewards)) > 1
@@ -228,10 +234,20 @@ def _tree_of(
     group: Sequence[Generated],
     rewards: list[float],
     temperature: float,
+    version: int | None,
     *,
     share: bool,
 ) -> TreeDocument:
     zeros = [0.0] * len(prompt)
+    columns: dict[str, list[Any]] = {
+        OLD_COLUMN: [
+            np.array([*zeros, *(step.token for step in one.logprobs)], np.float32) for one in group
+        ]
+    }
+    if version is not None:
+        columns[POLICY_VERSION] = [
+            np.full(len(prompt) + len(one.tokens), version, np.int32) for one in group
+        ]
     return build_tree(
         [[*prompt, *one.tokens] for one in group],
         [[*zeros, *[1.0] * len(one.tokens)] for one in group],
@@ -240,12 +256,7 @@ def _tree_of(
             TEMPERATURE: [temperature] * len(group),
             TRUNCATED: [float(one.finish_reason == "length") for one in group],
         },
-        columns={
-            OLD_COLUMN: [
-                np.array([*zeros, *(step.token for step in one.logprobs)], np.float32)
-                for one in group
-            ]
-        },
+        columns=columns,
         share=share,
     )
 
@@ -258,7 +269,7 @@ def _write(
         [one.tokens for one in made],
         spans=[weight_spans(one.loss_weights) for one in made],
         tokenizer=opened.tokenizer,
-        columns={OLD_COLUMN: [one.columns[OLD_COLUMN] for one in made]},
+        columns={name: [one.columns[name] for one in made] for name in made[0].columns},
         trees=[one.tree for one in made],
         # So that a run on these data keeps the template.
         chat=ChatInfo.load(opened.run.path),

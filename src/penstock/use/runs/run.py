@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, final, overload
 
+from penstock.chat.trajectories.trajectory import History
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.notebook import card, curve
@@ -22,11 +23,13 @@ from penstock.learn.training.path_settings import REFERENCE_COLUMN
 from penstock.learn.training.run_folder import RunFolder
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.mixture import Mixture, Source
+from penstock.use.runs.episodes import EpisodeSettings
 from penstock.use.runs.evaluating import evaluate_run
 from penstock.use.runs.exporting import export_run
 from penstock.use.runs.generating import (
     SampledText,
     open_session,
+    sample_episodes,
     sample_rollouts,
     sample_texts,
     stream_text,
@@ -228,15 +231,21 @@ class Run(RunFolder):
     def rollouts(
         self,
         prompts: str | Path | Sequence[str | JsonMapping],
-        reward: Callable[..., float] | str,
-        output: str | Path,
+        reward: Callable[..., float] | str | None = None,
         *,
+        output: str | Path,
+        environment: Callable[..., Any] | str | None = None,
         samples: int = 8,
+        version: int | None = None,
+        tools: Sequence[JsonMapping] | None = None,
+        max_turns: int = 16,
+        history: History = "sampled",
         progress: bool = True,
         **settings: Unpack[GenerateKeywords],
     ) -> "Rollouts":
         """Sample several answers to each prompt, judge them, and write them as a dataset for
-        `training.policy`.
+        `training.policy`. An answer is a text, or with an environment a conversation of several
+        turns: a trajectory.
 
         Args:
             prompts: Texts; or records with `prompt` or `messages`, and what the reward needs
@@ -244,7 +253,17 @@ class Run(RunFolder):
             reward: Function of (record, answer) that gives a number, or its name. With a parameter
                 `finish_reason` it is told why the answer ended: stop or length.
             output: A new folder for the dataset.
+            environment: In place of a reward: function of (messages, reply) that gives the messages
+                that come next, or a number where it is over, or its name; see
+                `penstock.use.runs.environments`. Trajectories that are over are kept in
+                `OUTPUT.jsonl`, so a call that was stopped goes on.
             samples: Answers to each prompt.
+            version: Version of the policy that samples, stored with each token as the column
+                `policy_version`, which `policy.max_staleness` reads; None: not stored.
+            tools: With an environment: JSON schemas of functions that the template shows.
+            max_turns: With an environment: replies of a trajectory, at most.
+            history: With an environment: how prompts go on after a reply, as for
+                `ps.chat.Trajectory`: sampled, template or tool_cycle.
             progress: Show progress.
             settings: As for `generate`; temperature is 1 by default. A policy refuses answers that
                 were filtered (top_k, top_p, …) unless it is told to accept them.
@@ -255,9 +274,26 @@ class Run(RunFolder):
         Raises:
             ConfigError: A setting is unknown or out of range, or a reward is no finite number.
             RecordError: A prompt is missing, or fills the context.
+            StateError: `OUTPUT.jsonl` is of other prompts or settings.
         """
+        if (reward is None) == (environment is None):
+            raise ConfigError(
+                "Run.rollouts: give a reward, for answers of one turn, or an environment, for "
+                "several turns"
+            )
+        if environment is not None:
+            how = EpisodeSettings(
+                samples=samples, version=version, tools=tools, max_turns=max_turns, history=history
+            )
+            return sample_episodes(
+                self._open_model, prompts, environment, output, how, progress, dict(settings)
+            )
+        if tools is not None or max_turns != 16 or history != "sampled":
+            raise ConfigError(
+                "Run.rollouts: tools, max_turns and history need an environment; leave them out"
+            )
         return sample_rollouts(
-            self._open_model, prompts, reward, output, samples, progress, dict(settings)
+            self._open_model, prompts, reward, output, samples, version, progress, dict(settings)
         )
 
     def reference(

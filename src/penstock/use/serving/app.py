@@ -21,8 +21,8 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
+from penstock.chat.calls import FORCED, Family, family_of
 from penstock.core.page_assets import asset, inline_hash
-from penstock.learn.generation.tool_calls import FORCED, Family, family_of
 from penstock.use.serving.admission import Admission, Ask, Generating
 from penstock.use.serving.bodies import read_object
 from penstock.use.serving.guard import Guard

@@ -20,10 +20,10 @@ from pydantic import (
     model_validator,
 )
 
+from penstock.chat.calls import forced_schema
 from penstock.learn.generation import Sampling
 from penstock.learn.generation.session import Ending
 from penstock.learn.generation.settings import LEAST_REPETITION, MOST_REPETITION
-from penstock.learn.generation.tool_calls import forced_schema
 from penstock.use.serving.messages import MOST_TOOLS, Message, Strict, Tool, ToolChoice, read_choice
 from penstock.use.serving.refusals import Refusal, bad_request
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import final
 
+from penstock.chat.calls import Call, Family, Splitter
 from penstock.learn.generation import Event
-from penstock.learn.generation.tool_calls import Call, Family, Splitter
 from penstock.use.serving.refusals import Refusal, json_bytes
 from penstock.use.serving.response_requests import ResponsesRequest
 from penstock.use.serving.responses import Choice, as_tool_call

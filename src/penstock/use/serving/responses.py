@@ -23,9 +23,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from penstock.chat.calls import Call, Family, Splitter, Tools
 from penstock.core.errors import ConfigError
 from penstock.learn.generation import Event
-from penstock.learn.generation.tool_calls import Call, Family, Splitter, Tools
 from penstock.use.serving.admission import Cut, Generating
 from penstock.use.serving.metrics import Metrics
 from penstock.use.serving.refusals import (

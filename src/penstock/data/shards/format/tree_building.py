@@ -1,13 +1,13 @@
 """Builds a prefix tree from token sequences: what they begin with in common is stored once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
 from penstock.core.arrays import Array, Float32, Int64
 from penstock.core.errors import ConfigError
-from penstock.data.shards.format.trees import Tree
+from penstock.data.shards.format.trees import ANSWER, TURN_REWARDS, Tree, answer_numbers
 
 
 class TreeDocument(NamedTuple):
@@ -15,7 +15,7 @@ class TreeDocument(NamedTuple):
 
     tokens: Annotated[Int64, "tokens"]
     loss_weights: Annotated[Float32, "tokens"]
-    """Weight of each token as a target: the sum over the paths that share it."""
+    """Weight of each token as a target: the sum over the answers that share it."""
     tree: Tree
     columns: dict[str, Array]
     """Name → [T] value of each token."""
@@ -37,21 +37,25 @@ def build_tree(
         paths: Token ids of each path; none is empty.
         loss_weights: Weight of each token of each path as a target; None: 1.
         values: Name → a number for each path, such as `rank`, `label`, `advantage`, `reward`,
-            `temperature` or `truncated`.
+            `temperature` or `truncated`; `answer` is the number of the answer that a path belongs
+            to, where one answer has several paths.
         columns: Name → a number for each token of each path. Tokens with different numbers are not
             shared.
-        shared_weights: The weight of a shared target: the sum over its paths, or (`once`) the
-            largest.
-        share: False: nothing is shared, and each path is a branch of its own.
-        trained_alike: Paths do not share a target that is trained (its weight is not 0) in one but
-            not in the other, as sums over paths need it. False: they may.
+        shared_weights: The weight of a shared target: the sum over its answers, or (`once`) the
+            largest. Of an answer, the largest of its paths.
+        share: False: nothing is shared, and each path is a branch of its own. What paths of one
+            answer begin with in common is then trained in the first of them alone.
+        trained_alike: Answers do not share a target that is trained (its weight is not 0) in one
+            but not in the other, as sums over answers need it. False: they may. Paths of one answer
+            always may: what one of them trains, the answer does.
 
     Returns:
         The document. A path that ends where another goes on has no slot of its own; equal paths
         have the same slots.
 
     Raises:
-        ConfigError: There are no paths, one is empty, or the arrays do not fit each other.
+        ConfigError: There are no paths, one is empty, the arrays do not fit each other, or paths of
+            one answer have different rewards.
     """
     sequences = [_ids(number, path) for number, path in enumerate(paths)]
     if not sequences:
@@ -74,17 +78,24 @@ def build_tree(
             )
         table[:, at] = (values or {})[name]
 
+    documents = np.zeros(count, np.int64)
+    answers = answer_numbers(
+        table[:, names.index(ANSWER)] if ANSWER in names else None, documents
+    ).tolist()
     # Paths that end inside another go last, so that they find it.
     shared = np.zeros((count, count), np.int64)
     if share:
+        trained = _trained_by_answers(sequences, weights, extra, answers)
         for one in range(count):
             for other in range(one):
                 alike = [(extra[name][one], extra[name][other]) for name in extra]
                 if trained_alike:
-                    alike.append((weights[one] != 0, weights[other] != 0))
+                    alike.append((trained[one], trained[other]))
                 shared[one, other] = shared[other, one] = _shared_slots(
                     sequences[one], sequences[other], alike
                 )
+    else:
+        weights, extra = _once_in_answers(sequences, weights, extra, answers)
     lengths = [len(ids) for ids in sequences]
     inside = [
         any(shared[one, other] == lengths[one] < lengths[other] for other in range(count))
@@ -109,17 +120,93 @@ def build_tree(
         values=table,
         names=names,
     )
+    if fault := tree.answer_fault():
+        raise ConfigError(fault)
     tokens = stored(sequences)
     out = np.zeros(len(tokens), np.float32)
-    for one in range(count):
-        # The weight of token t belongs to the slot before it, so it stands behind that slot, in the
-        # same branch.
-        places = tree.slots(one)[:-1] + 1
+    paths_of: dict[int, list[int]] = {}
+    for one, answer in enumerate(answers):
+        paths_of.setdefault(answer, []).append(one)
+    for mine in paths_of.values():
+        places, given = _weights_of_answer(tree, weights, mine)
         if shared_weights == "once":
-            np.maximum.at(out, places, weights[one][1:])
+            np.maximum.at(out, places, given)
         else:
-            np.add.at(out, places, weights[one][1:])
+            np.add.at(out, places, given)
     return TreeDocument(tokens, out, tree, {name: stored(rows) for name, rows in extra.items()})
+
+
+def _weights_of_answer(
+    tree: Tree, weights: Sequence[Array], mine: Sequence[int]
+) -> tuple[Annotated[Int64, "targets"], Array]:
+    """Stored places of an answer's targets, each once, and their weights; of several paths, the
+    largest.
+    """
+    # The weight of token t belongs to the slot before it, so it stands behind that slot, in the
+    # same branch.
+    places = [tree.slots(one)[:-1] + 1 for one in mine]
+    if len(mine) == 1:
+        return places[0], weights[mine[0]][1:]
+    distinct, which = np.unique(np.concatenate(places), return_inverse=True)
+    largest = np.zeros(len(distinct), np.float32)
+    np.maximum.at(largest, which.reshape(-1), np.concatenate([weights[one][1:] for one in mine]))
+    return distinct, largest
+
+
+def _trained_by_answers(
+    sequences: Sequence[Array],
+    weights: Sequence[Array],
+    extra: Mapping[str, Sequence[Array]],
+    answers: Sequence[int],
+) -> list[Array]:
+    """bool [tokens] of each path: whether the token is trained in it, or in another path of its
+    answer that shares it.
+
+    Of two paths of an answer that share a beginning, these agree in it. So does any third path
+    that shares it with one of them, and none shares a target that it does not train.
+    """
+    found = [row != 0 for row in weights]
+    for one, other, stop in _common_targets(sequences, extra, answers):
+        trained = (weights[one][1:stop] != 0) | (weights[other][1:stop] != 0)
+        found[one][1:stop] |= trained
+        found[other][1:stop] |= trained
+    return found
+
+
+def _once_in_answers(
+    sequences: Sequence[Array],
+    weights: Sequence[Array],
+    extra: Mapping[str, Sequence[Array]],
+    answers: Sequence[int],
+) -> tuple[list[Array], dict[str, list[Array]]]:
+    """Weights and columns of paths that are stored apart, where each target of an answer is
+    trained, and has a turn's reward, in the first path that has it.
+    """
+    found = [row.copy() for row in weights]
+    columns = {name: list(rows) for name, rows in extra.items()}
+    rewards = columns.get(TURN_REWARDS)
+    for one, other, stop in _common_targets(sequences, extra, answers):
+        found[other][1:stop] = np.maximum(found[other][1:stop], found[one][1:stop])
+        found[one][1:stop] = 0
+        if rewards is not None:
+            rewards[one] = rewards[one].astype(np.float64)
+            rewards[one][1:stop] = np.nan
+    return found, columns
+
+
+def _common_targets(
+    sequences: Sequence[Array], extra: Mapping[str, Sequence[Array]], answers: Sequence[int]
+) -> Iterator[tuple[int, int, int]]:
+    """A path, an earlier one of its answer, and one after the last token that both have as a
+    target behind a common beginning.
+    """
+    for one, answer in enumerate(answers):
+        for other in range(one):
+            if answers[other] == answer:
+                alike = [(extra[name][one], extra[name][other]) for name in extra]
+                shared = _shared_slots(sequences[one], sequences[other], alike)
+                # The last slot of a path has no target.
+                yield one, other, min(shared + 1, len(sequences[one]), len(sequences[other]))
 
 
 class _Growth:

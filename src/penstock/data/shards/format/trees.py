@@ -40,8 +40,22 @@ TEMPERATURE, TRUNCATED = "temperature", "truncated"
 """More values of a sampled answer: the temperature of the sampler, and 1 where `max_tokens` or the
 context cut it.
 """
+ANSWER = "answer"
+"""Number of the answer that a path belongs to, within its document; one of several paths is a
+trajectory whose history was rewritten. Without it, each path is an answer.
+"""
+LOG_PROBABILITIES, TOKEN_ADVANTAGES = "log_probabilities", "advantages"
+"""Columns of sampled answers: of each sampled token what the sampler gave it, in nats; and its own
+advantage.
+"""
 UNITS = ("branches", "paths", "pairs", "examples", "path_tokens")
 """What the first words of a stored tree count."""
+TURN_REWARDS, POLICY_VERSION = "turn_rewards", "policy_version"
+"""More columns of sampled answers: the reward of a turn, at its last sampled token, and NaN at all
+others; and the number of the version of the policy that sampled a token.
+"""
+OF_ANSWERS = (RANK, LABEL, REWARD, ADVANTAGE)
+"""Values that an answer has once: its paths have the same, or none (NaN)."""
 _HEAD, _TAIL = 5, 2
 _BRANCH, _PATH = 3, 2
 MAX_PATHS = 2**16
@@ -116,6 +130,26 @@ class Tree:
                 f"values are {list(self.values.shape)}, expected "
                 f"{[len(self.paths), len(self.names)]}"
             )
+        return self.answer_fault()
+
+    def answer_fault(self) -> str | None:
+        """What is wrong with the value `answer`, or with those that an answer has once; None:
+        nothing.
+        """
+        if ANSWER not in self.names:
+            return None
+        given = self.value(ANSWER)
+        known = given[~np.isnan(given)]
+        if (wrong := known[(known < 0) | (known != np.floor(known)) | np.isinf(known)]).size:
+            return f"a path has answer {wrong[0]:g}; expected a whole number, from 0, or NaN"
+        answers = self.answers
+        for name in OF_ANSWERS:
+            if name not in self.names:
+                continue
+            try:
+                value_of_answers(name, self.value(name), answers)
+            except ConfigError as error:
+                return str(error)
         return None
 
     @property
@@ -135,13 +169,24 @@ class Tree:
 
     @cached_property
     def num_pairs(self) -> int:
-        """Pairs of a better and a worse path, by `rank`."""
+        """Pairs of a better and a worse answer, by `rank`."""
         return len(self.pairs())
 
     @property
     def num_examples(self) -> int:
-        """Paths with a label of 0 or 1."""
-        return 0 if LABEL not in self.names else int(np.count_nonzero(self.value(LABEL) >= 0))
+        """Answers with a label of 0 or 1."""
+        if LABEL not in self.names:
+            return 0
+        labels = value_of_answers(LABEL, self.value(LABEL), self.answers)
+        return int(np.count_nonzero(labels >= 0))
+
+    @cached_property
+    def answers(self) -> Annotated[Int64, "paths"]:
+        """[P] number of the answer that each path belongs to, counted from 0 in the order of their
+        first paths.
+        """
+        given = self.value(ANSWER) if ANSWER in self.names else None
+        return answer_numbers(given, np.zeros(len(self.paths), np.int64))
 
     def value(self, name: str) -> Annotated[Float64, "paths"]:
         """A value of each path."""
@@ -149,10 +194,13 @@ class Tree:
         return found
 
     def pairs(self) -> Annotated[Int64, "pairs 2"]:
-        """[pairs, 2] (better, worse) path; none if paths have no rank, or one is NaN."""
+        """[pairs, 2] (better, worse) path, of each answer its first; none if paths have no rank, or
+        one is NaN.
+        """
         if RANK not in self.names:
             return np.empty((0, 2), np.int64)
-        return pairs_of(self.value(RANK))
+        first: Int64 = np.unique(self.answers, return_index=True)[1]
+        return first[pairs_of(value_of_answers(RANK, self.value(RANK), self.answers))]
 
     def nodes(self, num_tokens: int) -> tuple[list[int], list[int], Annotated[Int64, "tokens"]]:
         """Nodes of the tree: stretches of slots that the same paths share.
@@ -289,6 +337,57 @@ class BranchView(NamedTuple):
         return f"slots {self.begin}–{self.end - 1} {where}: {self.label or 'no path ends here'}"
 
 
+def answer_numbers(
+    given: Annotated[Float64, "paths"] | None, documents: Annotated[Int64, "paths"]
+) -> Annotated[Int64, "paths"]:
+    """[P] number of each path's answer, counted from 0 in the order of their first paths.
+
+    Args:
+        given: [P] the value `answer`: paths of a document with the same are one answer; NaN: an
+            answer by itself. None: each path is one.
+        documents: [P] the document of each path.
+    """
+    first = np.arange(len(documents))
+    known = np.empty(0, np.int64) if given is None else np.flatnonzero(~np.isnan(given))
+    if given is None or not len(known):
+        return first
+    keys = np.column_stack([documents[known].astype(np.float64), given[known]])
+    _, places, same = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    first[known] = known[places[same.reshape(-1)]]
+    numbers: Int64 = np.unique(first, return_inverse=True)[1].reshape(-1)
+    return numbers
+
+
+def value_of_answers(
+    name: str, values: Annotated[Float64, "paths"], answers: Annotated[Int64, "paths"]
+) -> Annotated[Float64, "answers"]:
+    """[A] a value of each answer: that of its paths; NaN: none of them has one. An answer is cut
+    (`truncated`) if any of its paths is.
+
+    Args:
+        name: Of the value.
+        values: [P] of each path.
+        answers: [P] number of each path's answer, from 0.
+
+    Raises:
+        ConfigError: Paths of one answer have different numbers.
+    """
+    found = np.full(int(answers.max(initial=-1)) + 1, np.nan)
+    if name == TRUNCATED:
+        np.fmax.at(found, answers, values)
+        return found
+    known = ~np.isnan(values)
+    found[answers[known]] = values[known]
+    if (odd := np.flatnonzero(known & (found[answers] != values))).size:
+        path = int(odd[0])
+        raise ConfigError(
+            f"path {path} has {name} {values[path]:g}, but another path of its answer "
+            f"{found[answers[path]]:g}; an answer has one {name}: give it to each of its paths, or "
+            "numbers of tokens as a column"
+        )
+    return found
+
+
 def pairs_of(ranks: Annotated[Float64, "paths"]) -> Annotated[Int64, "pairs 2"]:
     """[pairs, 2] (better, worse): every two paths of different rank; equal and missing ranks (NaN)
     make none.
@@ -303,7 +402,7 @@ def odd_weight(weights: Array, times: Array) -> float | None:
 
     Args:
         weights: [n] stored weights of tokens.
-        times: [n] paths that share each token: its weight may be the sum over them.
+        times: [n] answers that share each token: its weight may be the sum over them.
     """
     wrong = (weights != 0) & (weights != 1) & (weights != times)
     return float(weights[wrong][0] / times[wrong][0]) if wrong.any() else None

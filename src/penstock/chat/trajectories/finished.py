@@ -1,0 +1,92 @@
+"""A trajectory with its reward, as a dataset stores it; and steps whose ids are given."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from penstock.chat.trajectories.paths import OpenPath, TokenPath, common
+from penstock.core.errors import ConfigError
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedTrajectory:
+    """A trajectory that is over.
+
+    Raises:
+        ConfigError: It has no reply, or a number is not finite.
+    """
+
+    paths: tuple[TokenPath, ...]
+    """Its token sequences."""
+    reward: float | None = None
+    """What it earned; None: unknown."""
+    advantage: float | None = None
+    """How much better it is than others of its group, in place of a reward; None: from rewards."""
+    group: str | None = None
+    """Trajectories of one group answer one question, and are compared; None: it stands alone."""
+    truncated: bool = False
+    """Whether its last reply was cut by a limit."""
+    temperature: float | None = None
+    """Of the sampler; None: unknown."""
+    version: int | None = None
+    """Version of the policy that sampled it; None: unknown."""
+    has_log_probabilities: bool = True
+    """Whether its sampled tokens have log-probabilities."""
+    step_rewards: tuple[float, ...] = ()
+    """Of each reply, where turns are rewarded; empty: none is."""
+    step_advantages: tuple[float, ...] = ()
+    """Of each reply, where turns have advantages; empty: none has."""
+
+    def __post_init__(self) -> None:
+        if not any(path.replies for path in self.paths):
+            raise ConfigError("a trajectory without a reply teaches nothing; leave it out")
+        for name in ("reward", "advantage", "temperature"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise ConfigError(f"the {name} of a trajectory is {value}; expected a number")
+
+    @property
+    def sampled(self) -> int:
+        """Number of tokens that are trained."""
+        return int(sum((path.weights > 0).sum() for path in self.paths))
+
+
+@final
+class GivenSteps:
+    """Paths of steps whose prompts are given as ids: nothing is rendered.
+
+    A step extends the longest open path that its prompt begins with; otherwise a new path begins.
+    So sub-agents, whose steps lie between those of others, each keep their own path.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[OpenPath] = []
+        self._replies = 0
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        ids: Sequence[int],
+        logs: Sequence[float],
+        weights: Sequence[float],
+    ) -> None:
+        """Add a step: what was sent, and what was sampled."""
+        known = [one for one in self._open if [*prompt[: len(one.ids)]] == one.ids]
+        if known:
+            path = max(known, key=lambda one: len(one.ids))
+            path.read(prompt[len(path.ids) :])
+        else:
+            path = self._nearest(prompt).branch(prompt)
+            self._open.append(path)
+        path.sampled(self._replies, ids, logs, weights)
+        self._replies += 1
+
+    def paths(self) -> tuple[TokenPath, ...]:
+        """All paths, in the order in which they began."""
+        return tuple(path.done() for path in self._open)
+
+    def _nearest(self, prompt: Sequence[int]) -> OpenPath:
+        """The path with the longest beginning in common."""
+        return max(self._open, key=lambda one: common(one.ids, prompt), default=OpenPath())

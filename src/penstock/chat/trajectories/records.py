@@ -1,0 +1,300 @@
+"""Records of trajectories, in our own layout and in those of engines and other trainers.
+
+    {"group": "q17", "reward": 1.0, "tools": [...], "steps": [
+      {"messages": [new ones], "prompt_ids": [...], "response_ids": [...], "log_probabilities": [...],
+       "message": {...}, "finish_reason": "stop", "mask": [1, ...], "reward": null, "advantage": null}]}
+
+A step with `prompt_ids` is taken as it is: nothing is rendered. Without them, `messages` are the new
+ones, and the prompt is rendered as `Trajectory` does. A record without `steps` is one step itself.
+
+The same things have other names elsewhere; each is read as it is:
+
+| here | elsewhere |
+|---|---|
+| `steps` | `trajectory` (verifiers) |
+| `prompt_ids` | `prompt_token_ids` (vLLM), `prompts` (verl) |
+| `response_ids` | `token_ids` (vLLM), `completion_ids` (TRL, verifiers, prime-rl), `responses` (verl) |
+| `log_probabilities` | `logprobs` (vLLM, TRL), `completion_logprobs`, `rollout_log_probs`, `response_logprobs` |
+| `mask` | `completion_mask`, `env_mask`, `response_mask`, `loss_mask` |
+| `reward` | `reward_score`, `score` |
+| `group` | `uid` (verl), `example_id` (verifiers, prime-rl), `group_id` |
+
+An answer of an OpenAI-compatible server (`choices` with `token_ids`) is a step, too; so are the
+`tokens` of a step of verifiers. Of slime, `tokens` with `response_length` are one step.
+"""  # noqa: E501
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from penstock.chat.render.template import Template
+from penstock.chat.trajectories.finished import FinishedTrajectory, GivenSteps
+from penstock.chat.trajectories.paths import TokenPath
+from penstock.chat.trajectories.replies import CUT, check_reply
+from penstock.chat.trajectories.trajectory import History, Trajectory
+from penstock.core.errors import ConfigError, ConversationError
+from penstock.core.json_values import JsonMapping
+from penstock.tokenizers import Tokenizer
+
+STEPS = ("steps", "trajectory")
+PROMPT = ("prompt_ids", "prompt_token_ids", "prompts")
+RESPONSE = (
+    "response_ids",
+    "token_ids",
+    "completion_ids",
+    "completion_token_ids",
+    "response_token_ids",
+    "responses",
+)
+LOGS = (
+    "log_probabilities",
+    "logprobs",
+    "completion_logprobs",
+    "response_logprobs",
+    "rollout_log_probs",
+    "log_probs",
+)
+MASK = ("mask", "completion_mask", "env_mask", "response_mask", "loss_mask")
+REWARD = ("reward", "reward_score", "score")
+ADVANTAGE = ("advantage",)
+GROUP = ("group", "group_id", "uid", "example_id")
+VERSION = ("policy_version",)
+TOOLS = ("tools",)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedStep:
+    """One prompt and what was sampled after it."""
+
+    messages: Sequence[JsonMapping] = ()
+    """New messages, where nothing else says what was sent."""
+    prompt: Sequence[int] | None = None
+    """Ids that were sent; None: rendered from messages."""
+    ids: Sequence[int]
+    logs: Sequence[float] | None = None
+    mask: Sequence[float] | None = None
+    message: JsonMapping | None = None
+    finish_reason: str | None = None
+    reward: float | None = None
+    advantage: float | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryReader:
+    """Reads records.
+
+    Args:
+        tokenizer: Of the engine.
+        template: For steps without ids; None: there are none.
+        history: How their prompts go on after a reply; see `Trajectory`.
+        stop_ids: As for `Trajectory`.
+        variables: Variables of the template.
+    """
+
+    tokenizer: Tokenizer
+    template: Template | None = None
+    history: History = "sampled"
+    stop_ids: Sequence[int] = ()
+    variables: JsonMapping
+
+    def read(self, record: JsonMapping, where: str = "record") -> FinishedTrajectory:
+        """One trajectory.
+
+        Raises:
+            ConversationError: The record holds none, or numbers that do not fit each other; names
+                `where` and the step.
+        """
+        try:
+            return self._read(record)
+        except (ConfigError, ConversationError) as error:
+            raise ConversationError(f"{where}: {error}") from error
+
+    def _read(self, record: JsonMapping) -> FinishedTrajectory:
+        steps = [*steps_of(record)]
+        given = [step.prompt is not None for step in steps]
+        if any(given) and not all(given):
+            raise ConversationError(
+                f"step {given.index(False)} has no prompt_ids, and others have; give them in all "
+                "steps, or in none"
+            )
+        paths = self._as_given(steps) if all(given) else self._rendered(record, steps)
+        reward = _number(record, REWARD)
+        return FinishedTrajectory(
+            paths=paths,
+            reward=reward,
+            advantage=_number(record, ADVANTAGE) if len(steps) > 1 else steps[0].advantage,
+            group=_group(record),
+            truncated=steps[-1].finish_reason == CUT,
+            temperature=_number(record, ("temperature",)),
+            version=_version(record),
+            has_log_probabilities=all(step.logs is not None for step in steps),
+            step_rewards=_of_steps(steps, "reward") if len(steps) > 1 else (),
+            step_advantages=_of_steps(steps, "advantage") if len(steps) > 1 else (),
+        )
+
+    def _as_given(self, steps: Sequence[RecordedStep]) -> tuple[TokenPath, ...]:
+        made, size = GivenSteps(), self.tokenizer.vocab_size
+        for number, step in enumerate(steps):
+            assert step.prompt is not None
+            name = f"step {number}"
+            prompt, _, _ = check_reply(f"{name}, its prompt", step.prompt, None, None, size)
+            if not prompt:
+                raise ConversationError(f"{name}: its prompt has no token")
+            ids, logs, weights = check_reply(name, step.ids, step.logs, step.mask, size)
+            made.add(prompt, ids, logs, weights)
+        return made.paths()
+
+    def _rendered(
+        self, record: JsonMapping, steps: Sequence[RecordedStep]
+    ) -> tuple[TokenPath, ...]:
+        if self.template is None:
+            raise ConversationError(
+                "its steps have no prompt_ids, so prompts must be rendered: give a template"
+            )
+        trajectory = Trajectory(
+            self.tokenizer,
+            self.template,
+            tools=_first(record, TOOLS),
+            history=self.history,
+            stop_ids=self.stop_ids,
+            **{**self.variables, **(record.get("chat_template_kwargs") or {})},
+        )
+        for number, step in enumerate(steps):
+            try:
+                trajectory.prompt(step.messages)
+                trajectory.reply(
+                    step.ids,
+                    step.logs,
+                    step.message,
+                    finish_reason=step.finish_reason,
+                    weights=step.mask,
+                )
+            except (ConfigError, ConversationError) as error:
+                raise ConversationError(f"step {number}: {error}") from error
+        return trajectory.paths()
+
+
+def steps_of(record: JsonMapping) -> Iterator[RecordedStep]:
+    """The steps of a record, by whatever names.
+
+    Raises:
+        ConversationError: It has none, or one without sampled ids.
+    """
+    listed = _first(record, STEPS)
+    steps = [record] if listed is None else listed
+    if not isinstance(steps, list | tuple) or not steps:
+        raise ConversationError("has no steps; expected a list of at least one")
+    for number, step in enumerate(steps):
+        if not isinstance(step, Mapping):
+            raise ConversationError(f"step {number} is {step!r:.40}; expected an object")
+        yield _step(step, number)
+
+
+def one_by_one(record: JsonMapping) -> Iterator[JsonMapping]:
+    """The records in a batch, as `rollout_func` of TRL gives one: fields that are lists with one
+    entry for each answer; a record that is none, as it is.
+    """
+    ids = _first(record, RESPONSE)
+    if not (isinstance(ids, list | tuple) and ids and isinstance(ids[0], list | tuple)):
+        yield record
+        return
+    for place in range(len(ids)):
+        yield {
+            name: value[place]
+            if isinstance(value, list | tuple) and len(value) == len(ids)
+            else value
+            for name, value in record.items()
+        }
+
+
+def _step(given: JsonMapping, number: int) -> RecordedStep:
+    found: dict[str, Any] = dict(given)
+    if isinstance(given.get("response"), Mapping):
+        # verifiers keeps the server's answer next to its tokens.
+        found = {**given["response"], **found}
+    if isinstance(given.get("tokens"), Mapping):
+        found |= given["tokens"]
+    if isinstance(found.get("choices"), list | tuple) and found["choices"]:
+        found = {**found, **found["choices"][0]}
+    prompt, ids = _first(found, PROMPT), _first(found, RESPONSE)
+    if ids is None and isinstance(given.get("tokens"), list | tuple):
+        length = found.get("response_length")
+        if not isinstance(length, int) or not 0 < length < len(given["tokens"]):
+            raise ConversationError(
+                f"step {number} has tokens and response_length {length!r}; expected how many of "
+                f"its {len(given['tokens'])} tokens were sampled"
+            )
+        cut = len(given["tokens"]) - length
+        prompt, ids = given["tokens"][:cut], given["tokens"][cut:]
+    if ids is None:
+        raise ConversationError(
+            f"step {number} has no sampled ids (it has: {', '.join(given) or 'nothing'}); expected "
+            "response_ids"
+        )
+    message = found.get("message")
+    return RecordedStep(
+        messages=found.get("messages") or (),
+        prompt=_ids(prompt, f"step {number}: prompt_ids"),
+        ids=_ids(ids, f"step {number}: response_ids") or (),
+        logs=_logs(_first(found, LOGS), number),
+        mask=_first(found, MASK),
+        message=message if isinstance(message, Mapping) and message.get("role") else None,
+        finish_reason=found.get("finish_reason"),
+        reward=_number(found, REWARD),
+        advantage=_number(found, ADVANTAGE),
+    )
+
+
+def _ids(value: object, name: str) -> Sequence[int] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not all(type(one) is int for one in value):
+        raise ConversationError(f"{name} is {value!r:.60}; expected a list of whole numbers")
+    return value
+
+
+def _logs(value: Any, number: int) -> Sequence[float] | None:
+    """Log-probabilities: numbers, or as a server reports them, with those of other tokens."""
+    if isinstance(value, Mapping):
+        value = value.get("content") or value.get("token_logprobs")
+    if value is None:
+        return None
+    found: list[Any] = [one.get("logprob") if isinstance(one, Mapping) else one for one in value]
+    if not all(isinstance(one, int | float) for one in found):
+        raise ConversationError(
+            f"step {number}: log_probabilities is {value!r:.60}; expected a number for each token"
+        )
+    return found
+
+
+def _of_steps(steps: Sequence[RecordedStep], name: str) -> tuple[float, ...]:
+    """A number of each step; empty where none has it; 0 for a step that has none."""
+    values = [getattr(step, name) for step in steps]
+    return tuple(value or 0.0 for value in values) if any(v is not None for v in values) else ()
+
+
+def _group(record: JsonMapping) -> str | None:
+    value = _first(record, GROUP)
+    return None if value is None else str(value)
+
+
+def _version(record: JsonMapping) -> int | None:
+    value = _first(record, VERSION)
+    if value is not None and (type(value) is not int or value < 0):
+        raise ConversationError(f"{VERSION[0]} is {value!r:.40}; expected a whole number from 0")
+    return value
+
+
+def _number(record: JsonMapping, names: Sequence[str]) -> float | None:
+    value = _first(record, names)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConversationError(f"{names[0]} is {value!r:.40}; expected a number")
+    return float(value)
+
+
+def _first(record: JsonMapping, names: Sequence[str]) -> Any:
+    return next((record[name] for name in names if record.get(name) is not None), None)

@@ -1,0 +1,307 @@
+"""Datasets of trajectories: each group, the answers to one question, is a document, a prefix tree
+of all paths of its trajectories.
+
+Made from files of records (`prepare_trajectories`), or from Python while a run goes on
+(`write_trajectories`). A run that samples and trains in turn writes a dataset a round, next to each
+other, which a source takes as one by a glob: `path: rollouts/*`. A round that was killed has no
+manifest, and is written again.
+"""
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock.chat import Template, load_template
+from penstock.chat.render.template import own_template
+from penstock.chat.trajectories.finished import FinishedTrajectory
+from penstock.chat.trajectories.paths import TokenPath
+from penstock.chat.trajectories.records import TrajectoryReader, one_by_one
+from penstock.chat.trajectories.trajectory import HISTORIES, History
+from penstock.core.errors import ConfigError, ConversationError, OutputError, RecordError
+from penstock.core.folders import local_path
+from penstock.core.suggestions import suggests
+from penstock.core.terminal import Progress
+from penstock.data.prepare.probe import say
+from penstock.data.shards.dataset import Dataset
+from penstock.data.shards.format.manifest import MANIFEST, ChatInfo
+from penstock.data.shards.format.tree_building import TreeDocument, build_tree
+from penstock.data.shards.format.trees import (
+    ADVANTAGE,
+    ANSWER,
+    LOG_PROBABILITIES,
+    POLICY_VERSION,
+    REWARD,
+    TEMPERATURE,
+    TOKEN_ADVANTAGES,
+    TRUNCATED,
+    TURN_REWARDS,
+)
+from penstock.data.shards.memory import weight_spans, write_dataset
+from penstock.data.sources.opening import open_sources
+from penstock.data.sources.records import stop_at_damage
+from penstock.tokenizers import Tokenizer
+from penstock.tokenizers.loading import load_tokenizer
+
+SHARD_DOCUMENTS = 100_000
+"""Groups after which a new shard begins."""
+
+
+@suggests
+def write_trajectories(
+    output: str | Path,
+    trajectories: Iterable[FinishedTrajectory],
+    *,
+    tokenizer: Tokenizer,
+    chat: ChatInfo | None = None,
+    sampling: Mapping[str, object] = MappingProxyType({}),
+    append: bool = False,
+) -> Dataset:
+    """Write trajectories as a dataset that a policy learns from.
+
+    Args:
+        output: A new folder. With `append`, the folder of all rounds: the next one gets a folder of
+            its own in it, `00000`, `00001`, …
+        trajectories: What `Trajectory.finish` gives, or a `TrajectoryReader`. Those of a group
+            become one document, wherever they are.
+        tokenizer: Of their ids; saved with the dataset.
+        chat: Template and stop ids, which a run keeps.
+        sampling: Settings of the sampler that filter, such as top_k; a policy refuses them.
+        append: Write the next round.
+
+    Raises:
+        ConfigError: There is no trajectory, or some have a reward and others have not.
+        OutputError: The folder is not empty, or cannot be written.
+    """
+    folder = local_path(output, "a dataset of trajectories")
+    groups = in_groups(trajectories)
+    if not groups:
+        raise ConfigError("there are no trajectories to write")
+    documents = trees_of(groups)
+    if append:
+        folder = _next_round(folder)
+    return write_dataset(
+        folder,
+        [one.tokens for one in documents],
+        spans=[weight_spans(one.loss_weights) for one in documents],
+        tokenizer=tokenizer,
+        columns={name: [one.columns[name] for one in documents] for name in documents[0].columns},
+        trees=[one.tree for one in documents],
+        chat=chat,
+        sampling=dict(sampling),
+        documents_per_shard=SHARD_DOCUMENTS,
+    )
+
+
+def in_groups(
+    trajectories: Iterable[FinishedTrajectory],
+) -> list[list[FinishedTrajectory]]:
+    """Trajectories of each group, in the order in which groups come first."""
+    groups: dict[object, list[FinishedTrajectory]] = {}
+    for number, one in enumerate(trajectories):
+        groups.setdefault(number if one.group is None else one.group, []).append(one)
+    return list(groups.values())
+
+
+def trees_of(groups: Sequence[Sequence[FinishedTrajectory]]) -> list[TreeDocument]:
+    """One document for each group, all with the same values and columns.
+
+    Raises:
+        ConfigError: Some have a number, such as a reward, that others lack.
+    """
+    every = [one for group in groups for one in group]
+    numbers = {
+        REWARD: [one.reward for one in every],
+        ADVANTAGE: [one.advantage for one in every],
+        TEMPERATURE: [one.temperature for one in every],
+    }
+    names = [name for name, values in numbers.items() if _all_or_none(name, values)]
+    has_logs = _all_or_none(
+        "log-probabilities", [one.has_log_probabilities or None for one in every]
+    )
+    columns = [
+        *([LOG_PROBABILITIES] if has_logs else []),
+        *([TOKEN_ADVANTAGES] if any(one.step_advantages for one in every) else []),
+        *([TURN_REWARDS] if any(one.step_rewards for one in every) else []),
+        *([POLICY_VERSION] if _all_or_none("version", [one.version for one in every]) else []),
+    ]
+    return [_tree_of(group, names, columns) for group in groups]
+
+
+def _all_or_none(name: str, values: Sequence[object]) -> bool:
+    """Whether all have a number.
+
+    Raises:
+        ConfigError: Some have.
+    """
+    missing = [place for place, value in enumerate(values) if value is None]
+    if missing and len(missing) < len(values):
+        raise ConfigError(
+            f"trajectory {missing[0]} has no {name}, and others have; give it to all, or to none"
+        )
+    return not missing
+
+
+def _tree_of(
+    group: Sequence[FinishedTrajectory], names: Sequence[str], columns: Sequence[str]
+) -> TreeDocument:
+    paths = [(answer, one, path) for answer, one in enumerate(group) for path in one.paths]
+    return build_tree(
+        [path.ids for _, _, path in paths],
+        [path.weights for _, _, path in paths],
+        values={
+            ANSWER: [float(answer) for answer, _, _ in paths],
+            **{name: [getattr(one, name) for _, one, _ in paths] for name in names},
+            TRUNCATED: [float(one.truncated) for _, one, _ in paths],
+        },
+        columns={name: [_column(name, one, path) for _, one, path in paths] for name in columns},
+    )
+
+
+def _column(name: str, one: FinishedTrajectory, path: TokenPath) -> Any:
+    """[tokens] of a path."""
+    if name == LOG_PROBABILITIES:
+        return path.log_probabilities
+    if name == POLICY_VERSION:
+        return np.full(len(path.ids), one.version, np.int32)
+    given = one.step_advantages if name == TOKEN_ADVANTAGES else one.step_rewards
+    # NaN: a token without an advantage is not trained; a turn has its reward at its last token.
+    found = np.full(len(path.ids), np.nan, np.float32)
+    ends = [*path.begins[1:], len(path.ids)]
+    for number, begin, end in zip(path.replies, path.begins, ends, strict=True):
+        trained = begin + np.flatnonzero(path.weights[begin:end] > 0)
+        if given and len(trained):
+            found[trained if name == TOKEN_ADVANTAGES else trained[-1:]] = given[number]
+    return found
+
+
+def _next_round(folder: Path) -> Path:
+    """The folder of the next round; one that was not finished is removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / MANIFEST).exists():
+        raise OutputError(
+            f"{folder}: is a dataset itself; rounds are appended in a folder of their own"
+        )
+    rounds = sorted(one for one in folder.iterdir() if one.is_dir() and one.name.isdigit())
+    while rounds and not (rounds[-1] / MANIFEST).exists():
+        shutil.rmtree(rounds.pop())
+    return folder / f"{int(rounds[-1].name) + 1 if rounds else 0:05}"
+
+
+def read_trajectories(
+    source: str | Path | Sequence[str | Path], reader: TrajectoryReader
+) -> Iterator[FinishedTrajectory | RecordError]:
+    """The trajectories of files, in order; for a record that is none, why.
+
+    Raises:
+        RecordError: A file cannot be read to its end.
+    """
+    paths = [str(source)] if isinstance(source, str | Path) else [str(one) for one in source]
+    for part in open_sources(paths):
+        for block in part.objects(stop_at_damage):
+            yield from (RecordError(str(reject)) for reject in block.rejects)
+            places = zip(block.files.tolist(), block.lines.tolist(), strict=True)
+            for (file, line), record in zip(places, block.objects, strict=True):
+                where = f"{part.files[file]}:{line}"
+                for one in one_by_one(record):
+                    try:
+                        yield reader.read(one, where)
+                    except ConversationError as error:
+                        yield error
+
+
+@suggests
+def prepare_trajectories(
+    source: str | Path | Sequence[str | Path],
+    *,
+    tokenizer: Tokenizer | str | Path,
+    output: str | Path,
+    template: Template | str | Path | None = None,
+    history: History = "sampled",
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    on_error: Literal["stop", "skip"] = "stop",
+    append: bool = False,
+    progress: bool = True,
+) -> Dataset:
+    """Make a dataset of trajectories from files of records.
+
+    Args:
+        source: JSON lines, Parquet or Arrow; paths, folders, globs. The layout of records is in
+            `penstock.chat.trajectories.records`: ours, and those of vLLM, verl, TRL, verifiers,
+            prime-rl and slime.
+        tokenizer: Of the engine that sampled, or where to load it from.
+        output: A new folder; with `append`, that of all rounds.
+        template: For steps without prompt ids, which are rendered; None: the tokenizer's own, if
+            any step needs it.
+        history: How such prompts go on after a reply: sampled, template, tool_cycle.
+        chat_template_kwargs: Variables for the template.
+        on_error: What to do about a record that cannot be read: stop, or skip it and say so.
+        append: Write the next round.
+        progress: Say what was read.
+
+    Raises:
+        RecordError: A record cannot be read, with file and line, and `on_error` is stop; or there
+            is none.
+        ConfigError: A setting is out of range.
+        OutputError: The folder is not empty, or cannot be written.
+    """
+    if history not in HISTORIES:
+        raise ConfigError(f"history must be one of {', '.join(HISTORIES)}, got {history!r}")
+    if on_error not in ("stop", "skip"):
+        raise ConfigError(f"on_error must be stop or skip, got {on_error!r}")
+    loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
+    reader = TrajectoryReader(
+        tokenizer=loaded,
+        template=_template(template, loaded),
+        history=history,
+        variables=chat_template_kwargs or {},
+    )
+    found: list[FinishedTrajectory] = []
+    skipped: list[RecordError] = []
+    with Progress("trajectories", total=None, unit="", enabled=progress) as bar:
+        for one in read_trajectories(source, reader):
+            if isinstance(one, RecordError):
+                if on_error == "stop":
+                    raise one
+                skipped.append(one)
+            else:
+                found.append(one)
+                bar.advance(1)
+    if not found:
+        raise RecordError(f"{source}: holds no trajectory")
+    dataset = write_trajectories(output, found, tokenizer=loaded, append=append)
+    if progress:
+        say(summary(found, dataset, skipped))
+    return dataset
+
+
+def _template(template: Template | str | Path | None, tokenizer: Tokenizer) -> Template | None:
+    if isinstance(template, Template):
+        return template
+    if template is not None and template != "auto":
+        return load_template(template, tokenizer=tokenizer)
+    try:
+        return own_template(tokenizer)
+    except ConfigError:
+        # Steps with prompt ids need none; those without say so.
+        return None
+
+
+def summary(
+    found: Sequence[FinishedTrajectory], dataset: Dataset, skipped: Sequence[RecordError]
+) -> str:
+    """What was written, in a line or two."""
+    paths = sum(len(one.paths) for one in found)
+    tokens = sum(len(path.ids) for one in found for path in one.paths)
+    stored = int(dataset.num_tokens)
+    text = (
+        f"{len(found):,} trajectories in {len(dataset):,} groups, {paths:,} paths: "
+        f"{sum(one.sampled for one in found):,} sampled tokens; {stored:,} stored of {tokens:,} "
+        f"({tokens / max(stored, 1):.1f} × shared)"
+    )
+    if skipped:
+        text += f"; {len(skipped):,} records skipped, the first: {skipped[0]}"
+    return text
