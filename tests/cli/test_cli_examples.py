@@ -113,6 +113,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_json_lines(
         tmp_path / "prompts.jsonl", [{"prompt": text} for text in make_texts(3, 4, longest=8)]
     )
+    sampled = {"prompt_ids": [5, 6], "completion_ids": [7], "logprobs": [-0.5], "group": "q"}
+    write_json_lines(tmp_path / "rollouts.jsonl", [{**sampled, "reward": n} for n in (0, 1)])
     (tmp_path / "rewards.py").write_text(
         "def shorter(record, answer):\n    return -float(len(answer))\n"
     )
