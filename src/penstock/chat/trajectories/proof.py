@@ -9,6 +9,7 @@ from typing import final
 
 import numpy as np
 
+from penstock.chat.render.turns import difference
 from penstock.chat.trajectories.paths import TokenPath
 from penstock.chat.trajectories.replies import Said, TokenTexts
 from penstock.core.errors import ConversationError
@@ -81,14 +82,9 @@ class Proof:
             spelled = spelled.removeprefix(" ")
         if spelled != text:
             if _core(spelled) != _core(text):
-                at = next(
-                    (n for n, (a, b) in enumerate(zip(spelled, text, strict=False)) if a != b),
-                    min(len(spelled), len(text)),
-                )
                 raise ConversationError(
-                    f"prompt {self._prompts}: its ids spell {spelled[at : at + 30]!r} where chat "
-                    f"template {self._template} writes {text[at : at + 30]!r}; the tokenizer "
-                    "cannot spell this text"
+                    f"prompt {self._prompts}: its ids spell {difference(spelled, text)}, which "
+                    f"chat template {self._template} writes; the tokenizer cannot spell this text"
                 )
             self._normalised += 1
         at = 0

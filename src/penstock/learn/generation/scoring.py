@@ -35,12 +35,12 @@ def score(
     tensors = model.tensors(row)
     hidden, next_tokens = model(tensors)[0, : len(ids) - 1], tensors.tokens[1 : len(ids)]
     found = []
-    for states, due in zip(hidden.split(SCORED), next_tokens.split(SCORED), strict=True):
+    for states, after in zip(hidden.split(SCORED), next_tokens.split(SCORED), strict=True):
         own, values, likeliest = (
-            x.tolist() for x in log_probabilities(model.logits(states), due, most)
+            x.tolist() for x in log_probabilities(model.logits(states), after, most)
         )
         found += [
             LogProbabilities(own[at], tuple(zip(likeliest[at], values[at], strict=True)))
-            for at in range(len(due))
+            for at in range(len(after))
         ]
     return found

@@ -162,8 +162,8 @@ def try_pages(
                 sinks,
             )
             seen = seen_keys(lengths[:, None] - 1, 2 * page, window)
-            due = attend_gathered(q, keys, values, pages, seen, None, sinks)[:, 0]
-            far = float((found.float() - due.float()).abs().max())
+            expected = attend_gathered(q, keys, values, pages, seen, None, sinks)[:, 0]
+            far = float((found.float() - expected.float()).abs().max())
             if not far <= TOLERANCE:
                 return f"its numbers are {far:.2g} off"
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:

@@ -14,6 +14,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -56,16 +57,8 @@ class Environment:
             known = {}  # type: ignore[assignment]
         takes_all = any(one.kind == one.VAR_KEYWORD for one in known.values())
         self._also = [name for name in _ALSO if name in known or takes_all]
-
-        def bare(messages: object, reply: object) -> object:
-            return self._function(messages, reply, **dict.fromkeys(self._also))
-
-        if not takes_all:
-            plain = [name for name in known if name not in self._also]
-            if plain[:2] != ["messages", "reply"]:
-                check_signature(
-                    bare if self._also else self._function, "environment", ("messages", "reply")
-                )
+        asked = partial(self._function, **dict.fromkeys(self._also))
+        check_signature(asked, "environment", ("messages", "reply"))
 
     def answer(
         self,

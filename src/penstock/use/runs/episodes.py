@@ -31,7 +31,7 @@ from penstock.learn.generation.engine import collect
 from penstock.learn.generation.settings import Event, Generated, Sampling
 from penstock.use.runs.environments import Answered, Environment
 from penstock.use.runs.opening import Opened, writer_of
-from penstock.use.runs.rollouts import Rollouts
+from penstock.use.runs.rollouts import Rollouts, shown
 
 AT_ONCE = 32
 """Trajectories at the same time."""
@@ -417,13 +417,7 @@ def _written(
         answer_tokens=tokens / len(found),
         stopped=stopped / len(found),
         examples=tuple(
-            (_said(records[number]), str(one["steps"][-1]["message"].get("content")), one["reward"])
+            (shown(records[number]), str(one["steps"][-1]["message"].get("content")), one["reward"])
             for number, one in enumerate(first)
         ),
     )
-
-
-def _said(record: JsonMapping) -> str:
-    if isinstance(record.get("prompt"), str):
-        return str(record["prompt"])
-    return str(record["messages"][-1].get("content"))

@@ -153,7 +153,7 @@ def write_rollouts(
                 tokens += sum(len(one.tokens) for one in group)
                 stopped += sum(one.finish_reason != "length" for one in group)
                 if len(examples) < 3:
-                    examples.append((_shown(given[number]), group[0].text, rewards[0]))
+                    examples.append((shown(given[number]), group[0].text, rewards[0]))
             bar.advance(len(part) * samples)
     answers = samples * len(prompts)
     return Rollouts(
@@ -278,7 +278,8 @@ def _write(
     )
 
 
-def _shown(record: JsonMapping) -> str:
+def shown(record: JsonMapping) -> str:
+    """What a record asks, for people."""
     if isinstance(record.get("prompt"), str):
         return str(record["prompt"])
     return str(record["messages"][-1].get("content"))
