@@ -77,7 +77,12 @@ class RowExtras:
     """[n] source of each, without padding."""
     reach: Annotated[Int32, "nodes"] | None
     """End of each node's subtree, padding among them; None: no document forks."""
-    paths: RowPaths
+    paths: RowPaths | None
+    """None: no source has trees; the nodes are an objective's."""
+    prefix_lengths: Annotated[Int32, "documents"] | None
+    """[n] slots of each node that see each other, if an objective makes nodes; None: as the fill
+    wrote them.
+    """
     documents: int
     """Documents of the row, each tree counted once."""
 
@@ -135,12 +140,16 @@ class Extras:
                 self._known[number] |= wanted >= 0
                 self._copied += [(number, table, wanted)] if (wanted >= 0).any() else []
         self.has_trees = any(table is not None and table.has_trees for table in self._tables)
+        self._rewritings = rewritings
+        self.has_nodes = any(rewriting.makes_nodes for rewriting in rewritings)
         self._value_names = list(
             dict.fromkeys(name for names in self.path_values for name in names or ())
         )
         self.media = None
         if any(table is not None and table.has_images for table in self._tables):
             self.media = MediaRows(self._names, datasets, self._tables, *image_cache)
+        if self.has_nodes:
+            self._check_nodes()
         for number, (source, rewriting) in enumerate(zip(sources, rewritings, strict=True)):
             for table in self._of(number):
                 self._check(source, table, rewriting, packing)
@@ -218,6 +227,24 @@ class Extras:
                 f"{where}: cu_seqlens_capacity is not supported for prefix trees; leave it out"
             )
 
+    def _check_nodes(self) -> None:
+        """Refuse what objectives that cut documents into parts exclude."""
+        number = next(n for n, one in enumerate(self._rewritings) if one.makes_nodes)
+        need, objective = self._need, self._rewritings[number].objective.name
+        where = f"source {self._names[number]!r}: objective {objective!r}"
+        if need.trees is not True:
+            cannot = "cannot honour" if need.trees is False else "does not say that it honours"
+            raise ConfigError(
+                f"{where} cuts documents into blocks that see each other by a tree, which "
+                f"{need.asked_by} {cannot}; use a model that does (InputRequirements(trees=True)), "
+                "or whole documents (masked_diffusion)"
+            )
+        if need.cu_seqlens_capacity is not None:
+            raise ConfigError(f"{where}: cu_seqlens_capacity is not supported; leave it out")
+        if self.has_trees or self.media is not None:
+            what = "prefix trees" if self.has_trees else "images"
+            raise ConfigError(f"{where}: another source has {what}; train them apart")
+
     def _check_images(self, where: str, packing: str) -> None:
         need = self._need
         if need.images is not True:
@@ -266,6 +293,7 @@ class Extras:
         document_ids: Array,
         columns: Sequence[Array],
         addresses: Annotated[UInt64, "columns"],
+        prefix_lengths: Annotated[Int32, "pieces"],
     ) -> StepExtras | None:
         """Make the extras of filled rows, and correct positions and document ids ([R, T], or [R,
         0]) in place.
@@ -278,19 +306,21 @@ class Extras:
             document_ids: As the fill wrote them.
             columns: [R, T] each, to be written.
             addresses: Where they begin.
+            prefix_lengths: Of each piece in these rows, as the fill wrote them.
 
         Raises:
             CorruptionError: Stored bytes are not what was written.
             ConfigError: A tree forks, and the requirements do not say that their model honours
                 that.
         """
-        if not self.columns and not self.has_trees and self.media is None:
+        structured = self.has_trees or self.has_nodes
+        if not self.columns and not structured and self.media is None:
             return None
         if self.columns:
             self._write_columns(pieces, row_starts, addresses)
         media = None if self.media is None else self.media.rows(pieces, row_starts, tokens)
         rows = None
-        if self.has_trees:
+        if structured:
             pieces = pieces[row_starts[0] : row_starts[-1]]
             trees = self.trees(pieces)
             bounds = (row_starts - row_starts[0]).tolist()
@@ -301,6 +331,7 @@ class Extras:
                     self._slots,
                     positions[row],
                     document_ids[row],
+                    prefix_lengths[begin:end],
                 )
                 for row, (begin, end) in enumerate(pairwise(bounds))
             ]
@@ -329,17 +360,28 @@ class Extras:
         slots: int,
         positions: Array,
         document_ids: Array,
+        prefix_lengths: Annotated[Int32, "documents"],
     ) -> RowExtras:
         borders: list[int] = []
         reach: list[int] = []
         counts: list[int] = []
+        prefixes: list[int] = []
         path_slots = []
         documents: list[int] = []
         valued = [(number, tree) for number, tree in enumerate(trees) if tree is not None]
         at = 0
         for number, (tree, length) in enumerate(zip(trees, pieces["length"].tolist(), strict=True)):
-            if tree is None:
+            nodes = self._rewritings[pieces["source"][number]].nodes(pieces[number])
+            if nodes is not None:
+                counts.append(len(nodes.begins))
+                borders += (nodes.begins + at).tolist()
+                reach += (nodes.reach + at).tolist()
+                prefixes += np.diff(nodes.begins, append=length).tolist()
+                if len(positions):
+                    positions[at : at + length] = nodes.positions
+            elif tree is None:
                 counts.append(1)
+                prefixes.append(int(prefix_lengths[number]) if self.has_nodes else 0)
                 borders.append(at)
                 reach.append(at + length)
                 path_slots.append(np.arange(at, at + length))
@@ -356,7 +398,7 @@ class Extras:
                 path_slots += [at + tree.slots(path) for path in range(len(tree.paths))]
                 documents += [number] * len(tree.paths)
             at += length
-        forked = any(tree.forked for _, tree in valued)
+        forked = self.has_nodes or any(tree.forked for _, tree in valued)
         if at < slots:
             borders.append(at)
             reach.append(slots)
@@ -374,7 +416,10 @@ class Extras:
             max_seqlen=int(sizes.max(initial=0)),
             source_ids=np.repeat(pieces["source"], counts).astype(np.int32),
             reach=np.array(reach, np.int32) if forked else None,
-            paths=RowPaths(
+            prefix_lengths=np.array(prefixes, np.int32) if self.has_nodes else None,
+            paths=None
+            if self.has_nodes
+            else RowPaths(
                 slots=np.concatenate(path_slots) if path_slots else np.empty(0, np.int64),
                 starts=np.cumsum([0, *map(len, path_slots)], dtype=np.int64),
                 documents=per_document,
