@@ -265,6 +265,14 @@ class Loader:
         return next((source.name for source, rewriting in pairs if rewriting.bidirectional), None)
 
     @property
+    def own_targets_source(self) -> str | None:
+        """Name of the first source with an objective that writes targets of its own; None where
+        there is none.
+        """
+        pairs = zip(self.mixture.sources, self._plan.rewritings, strict=True)
+        return next((source.name for source, rewriting in pairs if rewriting.writes_targets), None)
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns that rows have."""
         return tuple(column.name for column in self._extras.columns)
