@@ -209,9 +209,7 @@ def test_blocks_with_prefixes_are_those_of_torch(rule: AttentionRule, stretch: i
     mask_mod = ranges_mask_mod(*map(torch.from_numpy, long.seen_by))
     found = block_mask(long, mask_mod, CPU)
     slots = long.num_slots
-    expected = create_block_mask(
-        mask_mod, None, None, slots, slots, device="cpu", BLOCK_SIZE=BLOCK
-    )
+    expected = create_block_mask(mask_mod, None, None, slots, slots, device="cpu", BLOCK_SIZE=BLOCK)
     for side in ("kv", "q", "full_kv", "full_q"):
         for part in ("num_blocks", "indices"):
             name = f"{side}_{part}"

@@ -110,7 +110,10 @@ def test_it_writes_the_slow_definition(tokens, weights, key, epsilon, block, for
     )
     given = None if weights is None else np.array(weights, np.float32)
     found = objective.write(np.array(tokens, np.int32), given, key)
-    assert len(found.tokens) == objective.measure(np.array([len(tokens)]), np.array([key], np.uint64))[0]
+    assert (
+        len(found.tokens)
+        == objective.measure(np.array([len(tokens)]), np.array([key], np.uint64))[0]
+    )
     assert found.tokens.tolist() == [token for token, _, _ in wanted]
     assert found.targets.tolist() == [target for _, target, _ in wanted]
     np.testing.assert_allclose(found.weights, [weight for _, _, weight in wanted], rtol=1e-6)
@@ -120,9 +123,7 @@ def test_it_writes_the_slow_definition(tokens, weights, key, epsilon, block, for
         nodes = objective.nodes(len(wanted))
         assert np.diff(nodes.begins, append=len(wanted)).tolist() == sizes
         assert nodes.positions.tolist() == slow.positions(sizes, parents)
-        pieces = np.stack(
-            [nodes.begins, *[np.append(nodes.begins[1:], len(wanted))] * 2], axis=1
-        )
+        pieces = np.stack([nodes.begins, *[np.append(nodes.begins[1:], len(wanted))] * 2], axis=1)
         rule = AttentionRule(pieces, nodes.reach)
         assert rule.dense_mask().tolist() == slow.seen(sizes, parents)
         assert rule.positions.tolist() == slow.positions(sizes, parents)
@@ -269,7 +270,9 @@ def test_rates_of_masks():
         levels += (1 / written.weights[hidden][:1]).tolist()
     # A document with a mask has t with density ∝ 1 − (1 − t)^8.
     edges = np.linspace(0.1, 1, 10)
-    whole = np.array([(b - a) + ((1 - b) ** 9 - (1 - a) ** 9) / 9 for a, b in itertools.pairwise(edges)])
+    whole = np.array(
+        [(b - a) + ((1 - b) ** 9 - (1 - a) ** 9) / 9 for a, b in itertools.pairwise(edges)]
+    )
     expected = whole / whole.sum() * len(levels)
     found = np.histogram(levels, edges)[0]
     assert ((found - expected) ** 2 / expected).sum() < 26.12  # 8 degrees, p = 0.001
@@ -335,7 +338,10 @@ def test_wrong_targets_are_refused(tmp_path, objective, said):
         (lambda: MaskedDiffusion(mask_token=-1), "mask_token must be a token's id or name"),
         (lambda: BlockDiffusion(block=0), "block must be a number of tokens, from 1"),
         (lambda: BlockDiffusion(form="whole"), "form must be copies or prefix, got 'whole'"),
-        (lambda: resolved(MaskedDiffusion(), Vocabulary({})), "has no mask .*penstock tokenizer add"),
+        (
+            lambda: resolved(MaskedDiffusion(), Vocabulary({})),
+            "has no mask .*tokenizer add",
+        ),
         (
             lambda: resolved(MaskedDiffusion(mask_token="<m>")),
             "mask_token is '<m>', which is no control entry",

@@ -53,7 +53,8 @@ class PlainTargets:
             )
         if source := loader.own_targets_source:
             raise ConfigError(
-                f"{who}: the objective of source {source!r} writes targets of its own, and labels are "
+                f"{who}: the objective of source {source!r} writes targets of its own, and "
+                "labels are "
                 "the tokens behind slots; train with ps.train or ps.loss"
             )
         if (wanted.target_distances or 1) > 1:

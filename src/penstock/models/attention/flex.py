@@ -8,8 +8,8 @@ last. With prefixes, the keys that a query sees are contiguous, and both ends on
 the query. So the first and last query of a block suffice: the block sees all keys that either sees
 or that lie between these, and keys that both see are seen by all queries between them. A sliding
 window hides blocks of keys that lie before it; in trees, where windows count positions, it only
-makes blocks seen in part. In trees whose nodes have prefixes, as in block diffusion, the queries that
-see a key follow each other, and blocks are found key by key.
+makes blocks seen in part. In trees whose nodes have prefixes, as in block diffusion, the queries
+that see a key follow each other, and blocks are found key by key.
 
 Scores within a number are its `score_mod`; sinks take its log-sum-exps, which have gradients.
 

@@ -151,8 +151,8 @@ def run_program(
 
 @inline_kernel
 def rewrite_piece(source, piece, address, out_tokens, out_weights, out_targets, scratch):
-    """Rewrite a piece, found at `address` and checked, into `out_tokens`, `out_weights` and, if they
-    are the objective's own, `out_targets`; `scratch` as `work_space`.
+    """Rewrite a piece, found at `address` and checked, into `out_tokens`, `out_weights` and, if
+    they are the objective's own, `out_targets`; `scratch` as `work_space`.
 
     Returns (fault or OK, whether weights were written, leading tokens that are only read where they
     were not, prefix).

@@ -290,9 +290,7 @@ class Fill:
         raise corruption(self._datasets[source], number, fault)
 
 
-def _require_own_targets(
-    requirements: InputRequirements, rewritings: Sequence[Rewriting]
-) -> None:
+def _require_own_targets(requirements: InputRequirements, rewritings: Sequence[Rewriting]) -> None:
     """Refuse objectives with targets of their own where rows cannot have them."""
     makes = next((rewriting for rewriting in rewritings if rewriting.writes_targets), None)
     if makes is None:
@@ -305,12 +303,14 @@ def _require_own_targets(
         )
     if requirements.own_targets is False:
         raise ConfigError(
-            f"{who}, but {requirements.asked_by} takes the tokens behind slots; train with ps.train "
+            f"{who}, but {requirements.asked_by} takes the tokens behind slots; train with "
+            "ps.train "
             "or ps.loss, or take another objective"
         )
     if not requirements.loss_weights and not makes.runs_in_python:
         raise ConfigError(
-            f"{who} with weights, but {requirements.asked_by} asks for no loss weights, so they would "
+            f"{who} with weights, but {requirements.asked_by} asks for no loss weights, so they "
+            "would "
             "be lost; require loss_weights=True"
         )
 

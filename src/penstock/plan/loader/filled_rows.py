@@ -192,7 +192,9 @@ class FilledRows(Sequence[ModelInput]):
         width = capacity or documents + 1 + (used < len(tokens))
         cu_seqlens = metadata[borders + first : borders + first + width]
         source_ids = metadata[sources + begin : sources + end]
-        prefix_lengths = metadata[prefixes + begin : prefixes + end]
+        prefix_lengths: Annotated[Int32, "documents"] | None = metadata[
+            prefixes + begin : prefixes + end
+        ]
         more: dict[str, Any] = {}
         if self._extras is not None:
             more["columns"] = {name: values[row] for name, values in self._extras.columns.items()}

@@ -1,10 +1,10 @@
 """The draws and the writing of masked and block diffusion: one word of a Philox block for each
 token, one for the level of each noised stretch.
 
-A program is int64 numbers: DIFFUSION, the id of the mask, the lowest level, the tokens of a block (0:
-the whole document is one), what fills up the last block (−1: nothing), and whether each block stands
-twice, noised and clean. A level is a multiple of 2^-32, so the probability of a mask and the weight 1
-/ level agree exactly. Writing costs one pass.
+A program is int64 numbers: DIFFUSION, the id of the mask, the lowest level, the tokens of a block
+(0: the whole document is one), what fills up the last block (−1: nothing), and whether each block
+stands twice, noised and clean. A level is a multiple of 2^-32, so the probability of a mask and the
+weight 1 / level agree exactly. Writing costs one pass.
 """
 
 import numpy as np
@@ -70,8 +70,8 @@ def diffusion_denominator(program, length, weights):
 def _noise_stretch(
     program, tokens, weights, key, begin, end, level, at, out_tokens, out_weights, out_targets
 ):
-    """Write the tokens [begin, end) of a document, some of them masked, to the slots from `at` on.
-    """
+    """Write the tokens [begin, end) of a document, some of them masked, to the slots from `at` "
+    "on."""
     length = len(tokens)
     scale = np.float64(WHOLE) / np.float64(level)
     words = philox(np.uint64(begin // 4), np.uint64(HIDE), key)

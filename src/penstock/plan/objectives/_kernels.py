@@ -31,8 +31,8 @@ def measure_document(program, length, key):
 
 @inline_kernel
 def document_denominator(program, length, weights):
-    """What a document adds to the denominator if its targets are its own; `weights` float32 [length],
-    or [0] if all are 1.
+    """What a document adds to the denominator if its targets are its own; `weights` float32
+    [length], or [0] if all are 1.
     """
     if program[0] == DIFFUSION:
         return diffusion_denominator(program, length, weights)

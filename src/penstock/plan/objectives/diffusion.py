@@ -5,21 +5,21 @@ writes text by filling masks in.
     BlockDiffusion     [M] is │ What is │ [M] × │ 6 × │ …     noised and clean copy of each block
 
 A level t is drawn for each document, or for each block: uniform in (epsilon, 1]. Each token with a
-loss weight w is masked with probability t; the slot of a mask predicts the token that it stands for,
-with weight w / t. All other slots predict nothing. The mean over draws of the summed losses is the
-negative evidence lower bound of the text (in nats), which `Step.loss_denominator` divides by the
-number of trainable tokens.
+loss weight w is masked with probability t; the slot of a mask predicts the token that it stands
+for, with weight w / t. All other slots predict nothing. The mean over draws of the summed losses
+is the negative evidence lower bound of the text (in nats), which `Step.loss_denominator` divides
+by the number of trainable tokens.
 
 So the prompt of a chat is never masked: its weights are 0. The model's row differs from what it
 learns (`Written.targets`); attention is bidirectional, in a document or a block.
 
-Guarantees: draws depend on the document's key alone, so a run resumes exactly and ranks do not change
-it; a level is a multiple of 2^-32, so that probabilities and weights agree exactly. Costs: one pass,
-compiled.
+Guarantees: draws depend on the document's key alone, so a run resumes exactly and ranks do not
+change it; a level is a multiple of 2^-32, so that probabilities and weights agree exactly. Costs:
+one pass, compiled.
 
-Sources: LLaDA, Nie et al. 2025, arXiv:2502.09992 (algorithms 1 and 2); the bound: Sahoo et al. 2024,
-"Simple and Effective Masked Diffusion Language Models", arXiv:2406.07524; BD3-LM, Arriola et al. 2025,
-"Block Diffusion", arXiv:2503.09573.
+Sources: LLaDA, Nie et al. 2025, arXiv:2502.09992 (algorithms 1 and 2); the bound: Sahoo et al.
+2024, "Simple and Effective Masked Diffusion Language Models", arXiv:2406.07524; BD3-LM, Arriola et
+al. 2025, "Block Diffusion", arXiv:2503.09573.
 """
 
 import dataclasses
@@ -39,7 +39,8 @@ from penstock.plan.objectives.control_tokens import look_up, tokenizer_of
 from penstock.plan.objectives.objective import Facts, Nodes, Written
 
 MASKS = ("<|mdm_mask|>", "<|mask|>", "[MASK]", "<mask>", "<|MASK|>")
-"""Names of masks that are looked for, best first: LLaDA's, Dream's, BERT's, RoBERTa's, LLaDA 2's."""
+"""Names of masks that are looked for, best first: LLaDA's, Dream's, BERT's, RoBERTa's, LLaDA "
+"2's."""
 _write, _denominator = from_python(kernels.write_diffusion), kernels.diffusion_denominator
 FORMS = ("copies", "prefix")
 
@@ -131,8 +132,8 @@ class MaskedDiffusion:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockDiffusion:
-    """Masked diffusion block by block, as BD3-LM trains it: text is written one block after another,
-    and the tokens of a block together.
+    """Masked diffusion block by block, as BD3-LM trains it: text is written one block after
+    another, and the tokens of a block together.
 
     `copies`: each block stands twice, noised and clean. A noised block sees itself and the clean
     blocks before it, as it will when text is written; a document of n tokens takes about 2n slots.
@@ -152,8 +153,8 @@ class BlockDiffusion:
     form: Literal["copies", "prefix"] = "copies"
     """How a document is written; see above."""
     fill_blocks: bool = False
-    """Whether the last block is filled up with EOS tokens, which count as much as the last token: so
-    a model learns to end a text inside a block.
+    """Whether the last block is filled up with EOS tokens, which count as much as the last token:
+    so a model learns to end a text inside a block.
     """
     tokenizer: str | None = dataclasses.field(default=None, repr=False)
     """A tokenizer with more control entries than the dataset's, in which the name is looked up; see
@@ -214,7 +215,8 @@ class BlockDiffusion:
         if self.document_limit(facts.sequence_length) < 1 or self.block >= facts.sequence_length:
             raise ConfigError(
                 f"{where}: a block has {self.block} tokens, and rows of {facts.sequence_length} "
-                "slots hold no block and the BOS before it; give smaller blocks (block) or a longer "
+                "slots hold no block and the BOS before it; give smaller blocks (block) or a "
+                "longer "
                 "sequence_length"
             )
         mask = _mask_of(self.mask_token, facts, self.tokenizer, self.name)

@@ -168,7 +168,8 @@ class Nodes:
 
 @runtime_checkable
 class WritingNodes(Protocol):
-    """An objective that cuts what it writes into parts; its `prefix` is then all of the document."""
+    """An objective that cuts what it writes into parts; its `prefix` is then all of the "
+    "document."""
 
     def nodes(self, slots: int) -> Nodes:
         """The parts of a document that takes so many slots."""
@@ -252,9 +253,7 @@ def fault_of(objective: Objective, written: Written, slots: int) -> str | None:
             f"wrote weights of shape {list(np.shape(weights))} that are not {slots} finite numbers"
         )
     if tokens.min(initial=0) < 0 or tokens.max(initial=0) >= 2**31:
-        return (
-            f"wrote ids outside 0 … 2^31 − 1, {tokens.min()} to {tokens.max()}"
-        )
+        return f"wrote ids outside 0 … 2^31 − 1, {tokens.min()} to {tokens.max()}"
     if not 0 <= written.prefix <= slots or (written.prefix and not bidirectional):
         return (
             f"wrote a prefix of {written.prefix} in {slots} tokens, with bidirectional = "
