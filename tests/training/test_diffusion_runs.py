@@ -1,5 +1,5 @@
-"""Runs of masked and block diffusion: rows keep documents apart, runs resume, write by unmasking, and
-refuse what would read them in order.
+"""Runs of masked and block diffusion: rows keep documents apart, runs resume, write by unmasking,
+and refuse what would read them in order.
 """
 
 import json
@@ -106,7 +106,7 @@ def test_a_run_learns_and_says_how_it_writes(run):
     blocks = run.path.parent.name.startswith("blocks")
     mask = ps.load_tokenizer(run.tokenizer).special_tokens[MASK]
     assert facts == {"mask_id": mask, "block": 8 if blocks else 0, "after_bos": blocks}
-    [sample] = [record["texts"]["0"] for record in run.metrics if "texts" in record]
+    [sample] = [record["texts/0"] for record in run.metrics if "texts/0" in record]
     assert sample.startswith("the")
 
 
@@ -148,7 +148,7 @@ def test_what_reads_in_order_is_refused(run, tmp_path, data):
     settings = yaml.safe_load(write_file(tmp_path, data, "masked").read_text())
     del settings["data"]["sources"][0]["objective"]
     del settings["training"]["evaluators"]
-    settings["teacher"] = {"model": str(run.path)}
+    settings["teacher"] = {"teachers": [{"model": str(run.path)}]}
     plain.write_text(yaml.safe_dump(settings))
     with pytest.raises(ConfigError, match="a teacher: the model was trained by diffusion"):
         ps.train(plain, output=tmp_path / "student", progress=False)
