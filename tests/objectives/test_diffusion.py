@@ -79,6 +79,23 @@ def test_it_keeps_the_contract(name):
     check_objective(OBJECTIVES[name])
 
 
+@pytest.mark.parametrize("form", ["copies", "prefix"])
+@pytest.mark.parametrize("fill", [False, True])
+@pytest.mark.parametrize("block", [1, 3, 8])
+def test_limits_are_the_longest_that_fit(form, fill, block):
+    """With a BOS outside or without one; the next longer document would not fit without one."""
+    objective = BlockDiffusion(mask_token=MASK, block=block, form=form, fill_blocks=fill)
+
+    def slots(length):
+        return int(objective.measure(np.array([length]), np.zeros(1, np.uint64))[0])
+
+    for row in range(block + 1, 60):
+        limit = objective.document_limit(row)
+        assert slots(limit) <= row
+        assert limit == 1 or slots(limit - 1) + 1 <= row
+        assert slots(limit + 1) > row - fill
+
+
 @given(
     st.lists(st.integers(0, 900), min_size=1, max_size=60),
     st.none() | st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=60, max_size=60),

@@ -226,8 +226,9 @@ class BlockDiffusion:
         return found
 
     def document_limit(self, sequence_length: int) -> int:
-        """The longest document, in tokens, that fits a row, with a slot for BOS."""
-        room, block = sequence_length - 1, self.block
+        """The longest document, in tokens, that fits a row."""
+        # Blocks that are filled up need a slot more for the BOS before them.
+        room, block = sequence_length - self.fill_blocks, self.block
         if self.form == "prefix":
             return room // block * block if self.fill_blocks else room
         if self.fill_blocks:

@@ -191,7 +191,7 @@ def load_opened(
     found = run if isinstance(run, RunFolder) else RunFolder.open(run)
     length = context_length or context_of(found)
     tokenizer = load_tokenizer(found.tokenizer)
-    model = load_folder(found.model, local_device(device), module=module)
+    model = with_facts(load_folder(found.model, local_device(device), module=module), found.facts)
     if model.lora is not None:
         # Otherwise each token would make the whole embedding again.
         settle_parts(model)
