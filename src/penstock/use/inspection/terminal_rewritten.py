@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from penstock.use.inspection.rows import RowDocument, RowView
-from penstock.use.inspection.stretches import PREDICTING, Stretch
+from penstock.use.inspection.stretches import PREDICTING, STANDING, Stretch
 from penstock.use.inspection.terminal_tokens import COLOURS, Style
 
 CHARACTERS = 5
@@ -172,19 +172,22 @@ def legend_of_rows(rows: Sequence[RowView], style: Style) -> Text:
     """Explains the colours or brackets of rows."""
     rewritten = [part for row in rows for part in row.documents if part.stretches]
     legend = style.legend(rewritten=any(not part.own_targets for part in rewritten))
-    if not any(part.own_targets for part in rewritten):
-        return legend
-    if style.marks:
-        return legend.append(
-            "\n⟪_: words that masks stand for⟫  ⟪=: words shown and predicted⟫  "
-            "⟪shown: predicted⟫  ⟪another token that is added⟫"
-        )
-    return (
-        legend.append("\n")
-        .append("words that masks stand for", f"{COLOURS[0]} reverse")
-        .append("  ")
-        .append("words shown and predicted", f"{COLOURS[0]} underline")
-    )
+    own = [part for part in rewritten if part.own_targets]
+    roles = {each.role for part in own for each in part.stretches}
+    added = any(each.is_added and each.role not in STANDING for p in own for each in p.stretches)
+    entries = [
+        ("masked" in roles, "⟪_: words that masks stand for⟫", "words that masks stand for"),
+        ("kept" in roles, "⟪=: words shown and predicted⟫", "words shown and predicted"),
+        (bool(roles & {"replaced", "predicts"}), "⟪shown: predicted⟫", "shown→predicted"),
+        (added, "⟪another token that is added⟫", "another token that is added"),
+    ]
+    looks = (f"{COLOURS[0]} reverse", f"{COLOURS[0]} underline", COLOURS[0], "italic bold")
+    found = [
+        Text(marked) if style.marks else Text(plain, look)
+        for (there, marked, plain), look in zip(entries, looks, strict=True)
+        if there
+    ]
+    return Text.assemble(legend, "\n", Text("  ").join(found)) if found else legend
 
 
 def _as_it_was(document: RowDocument, style: Style, characters: int) -> Text:
