@@ -141,7 +141,11 @@ def main() -> None:
         if name.endswith("a call")
     ]
     rows += [
-        (f"rows, {name} / rows, causal", f"{cost[f'rows, {name}'] / cost['rows, causal']:.1f}", goal)
+        (
+            f"rows, {name} / rows, causal",
+            f"{cost[f'rows, {name}'] / cost['rows, causal']:.1f}",
+            goal,
+        )
         for name, goal in zip(DIFFUSION, ("target: ≤ 3", "two slots a token", ""), strict=True)
     ]
     for name in cost:

@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from denoise_reference import philox, word
+from denoise_reference import philox
 
 
 def level(stretch, key, epsilon):
@@ -11,12 +11,20 @@ def level(stretch, key, epsilon):
     return Fraction(2**32 - (drawn * (2**32 - lowest) >> 32), 2**32)
 
 
+def word(place, key):
+    """Of a chunk of 256 tokens, a block of four words for each of the first 64: the first word is
+    of token i, the second of token 64 + i, and so on.
+    """
+    chunk, inside = divmod(place, 256)
+    return philox(64 * chunk + inside % 64, 5, key)[inside // 64]
+
+
 def noised(document, stretch, key, epsilon, mask):
     """(token, target, weight) of each (place, token, weight), at the level of one stretch."""
     t = level(stretch, key, epsilon)
     found = []
     for place, token, weight in document:
-        if weight and Fraction(word(place, 5, key), 2**32) < t:
+        if weight and Fraction(word(place, key), 2**32) < t:
             found.append((mask, token, float(Fraction(weight) / t)))
         else:
             found.append((token, -100, 0.0))
@@ -66,7 +74,8 @@ def seen(sizes, parents):
             node = parents[node]
         return found
 
-    return [[key in chain(query) for key in owners] for query in owners]
+    seen_by = [chain(node) for node in range(len(sizes))]
+    return [[key in seen_by[query] for key in owners] for query in owners]
 
 
 def positions(sizes, parents):

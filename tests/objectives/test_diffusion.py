@@ -97,8 +97,8 @@ def test_limits_are_the_longest_that_fit(form, fill, block):
 
 
 @given(
-    st.lists(st.integers(0, 900), min_size=1, max_size=60),
-    st.none() | st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=60, max_size=60),
+    st.lists(st.integers(0, 900), min_size=1, max_size=60) | st.just([*range(700)]),
+    st.none() | st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=700, max_size=700),
     KEYS,
     st.sampled_from([1e-3, 0.3, 1e-9]),
     st.sampled_from([None, 1, 3, 8, 64]),
@@ -142,7 +142,8 @@ def test_it_writes_the_slow_definition(tokens, weights, key, epsilon, block, for
         assert nodes.positions.tolist() == slow.positions(sizes, parents)
         pieces = np.stack([nodes.begins, *[np.append(nodes.begins[1:], len(wanted))] * 2], axis=1)
         rule = AttentionRule(pieces, nodes.reach)
-        assert rule.dense_mask().tolist() == slow.seen(sizes, parents)
+        if len(wanted) < 150:
+            assert rule.dense_mask().tolist() == slow.seen(sizes, parents)
         assert rule.positions.tolist() == slow.positions(sizes, parents)
 
 
@@ -258,7 +259,7 @@ def test_berts_rates(tmp_path):
     """An objective of one's own with targets: its rates by chi-square, from rows of a loader."""
     objective = Bert(mask=MASK, vocab_size=900)
     check_objective(objective)
-    data = make_data(tmp_path / "data", framed=False, count=3000)
+    data = make_data(tmp_path / "data", framed=False, count=1000)
     found = np.zeros(4)
     for step in loader(data, objective):
         for row in step:

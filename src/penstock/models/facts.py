@@ -168,7 +168,15 @@ def with_facts(model: Model, facts: ModelFacts) -> Model:
     return model
 
 
-def require_token_by_token(model: KnowsFacts, what: str) -> None:
+class SaysFacts(Protocol):
+    """A model, or the folder of one."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What its folder says."""
+
+
+def require_token_by_token(model: SaysFacts, what: str) -> None:
     """Refuse a model that restores masked tokens where text is read or written in its order.
 
     Args:

@@ -24,6 +24,7 @@ from penstock.core.vectors import copy_into, fill_with
 from penstock.data.shards.format._kernels import OK
 from penstock.plan.loader._document_kernels import BAD_MEASURE, read_spans, stored_tokens
 from penstock.plan.objectives._denoise_kernels import memory_size
+from penstock.plan.objectives._diffusion_kernels import words_size
 from penstock.plan.objectives._kernels import (
     document_denominator,
     measure_document,
@@ -66,7 +67,7 @@ def measure_piece(source, piece, frame):
 @kernel
 def scratch_size(slots):
     """Number of uint64 that rewriting pieces of rows of `slots` works in."""
-    return 2 * slots + slots // 2 + 1 + memory_size(slots)
+    return 2 * slots + slots // 2 + 1 + max(memory_size(slots), words_size(slots))
 
 
 @inline_kernel

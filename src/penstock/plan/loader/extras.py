@@ -28,7 +28,9 @@ from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader.media import MediaRows
 from penstock.plan.loader.mixture import CUTTING, TOO_LONG, Source
+from penstock.plan.loader.node_rows import node_row, nodes_of
 from penstock.plan.loader.rewriting import Rewriting
+from penstock.plan.loader.row_extras import RowExtras
 
 _FACTS = (ANSWER, TEMPERATURE, TRUNCATED)
 """Values of paths that do not say which answer is better."""
@@ -63,28 +65,6 @@ def too_long_of(source: Source, dataset: Corpus) -> str:
             "trees: counted) or error"
         )
     return source.too_long or "drop"
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RowExtras:
-    """What one row has besides its arrays. n nodes: ordinary documents, and the nodes of trees."""
-
-    cu_seqlens: Annotated[Int32, "borders"]
-    """[n + 1], or [n + 2] with padding."""
-    max_seqlen: int
-    source_ids: Annotated[Int32, "pieces"]
-    """[n] source of each, without padding."""
-    reach: Annotated[Int32, "nodes"] | None
-    """End of each node's subtree, padding among them; None: no document forks."""
-    paths: RowPaths | None
-    """None: no source has trees; the nodes are an objective's."""
-    prefix_lengths: Annotated[Int32, "documents"] | None
-    """[n] slots of each node that see each other, if an objective makes nodes; None: as the fill
-    wrote them.
-    """
-    documents: int
-    """Documents of the row, each tree counted once."""
 
 
 @final
@@ -313,14 +293,28 @@ class Extras:
             ConfigError: A tree forks, and the requirements do not say that their model honours
                 that.
         """
-        structured = self.has_trees or self.has_nodes
-        if not self.columns and not structured and self.media is None:
+        if not (self.columns or self.has_trees or self.has_nodes) and self.media is None:
             return None
         if self.columns:
             self._write_columns(pieces, row_starts, addresses)
         media = None if self.media is None else self.media.rows(pieces, row_starts, tokens)
         rows = None
-        if structured:
+        if self.has_nodes:
+            pieces = pieces[row_starts[0] : row_starts[-1]]
+            nodes = nodes_of(self._rewritings, pieces)
+            bounds = (row_starts - row_starts[0]).tolist()
+            rows = [
+                node_row(
+                    pieces[begin:end],
+                    nodes[begin:end],
+                    positions[row],
+                    document_ids[row],
+                    prefix_lengths[begin:end],
+                    self._slots,
+                )
+                for row, (begin, end) in enumerate(pairwise(bounds))
+            ]
+        elif self.has_trees:
             pieces = pieces[row_starts[0] : row_starts[-1]]
             trees = self.trees(pieces)
             bounds = (row_starts - row_starts[0]).tolist()
@@ -331,7 +325,6 @@ class Extras:
                     self._slots,
                     positions[row],
                     document_ids[row],
-                    prefix_lengths[begin:end],
                 )
                 for row, (begin, end) in enumerate(pairwise(bounds))
             ]
@@ -360,28 +353,17 @@ class Extras:
         slots: int,
         positions: Array,
         document_ids: Array,
-        prefix_lengths: Annotated[Int32, "documents"],
     ) -> RowExtras:
         borders: list[int] = []
         reach: list[int] = []
         counts: list[int] = []
-        prefixes: list[int] = []
         path_slots = []
         documents: list[int] = []
         valued = [(number, tree) for number, tree in enumerate(trees) if tree is not None]
         at = 0
         for number, (tree, length) in enumerate(zip(trees, pieces["length"].tolist(), strict=True)):
-            nodes = self._rewritings[pieces["source"][number]].nodes(pieces[number])
-            if nodes is not None:
-                counts.append(len(nodes.begins))
-                borders += (nodes.begins + at).tolist()
-                reach += (nodes.reach + at).tolist()
-                prefixes += np.diff(nodes.begins, append=length).tolist()
-                if len(positions):
-                    positions[at : at + length] = nodes.positions
-            elif tree is None:
+            if tree is None:
                 counts.append(1)
-                prefixes.append(int(prefix_lengths[number]) if self.has_nodes else 0)
                 borders.append(at)
                 reach.append(at + length)
                 path_slots.append(np.arange(at, at + length))
@@ -398,7 +380,7 @@ class Extras:
                 path_slots += [at + tree.slots(path) for path in range(len(tree.paths))]
                 documents += [number] * len(tree.paths)
             at += length
-        forked = self.has_nodes or any(tree.forked for _, tree in valued)
+        forked = any(tree.forked for _, tree in valued)
         if at < slots:
             borders.append(at)
             reach.append(slots)
@@ -416,10 +398,8 @@ class Extras:
             max_seqlen=int(sizes.max(initial=0)),
             source_ids=np.repeat(pieces["source"], counts).astype(np.int32),
             reach=np.array(reach, np.int32) if forked else None,
-            prefix_lengths=np.array(prefixes, np.int32) if self.has_nodes else None,
-            paths=None
-            if self.has_nodes
-            else RowPaths(
+            prefix_lengths=None,
+            paths=RowPaths(
                 slots=np.concatenate(path_slots) if path_slots else np.empty(0, np.int64),
                 starts=np.cumsum([0, *map(len, path_slots)], dtype=np.int64),
                 documents=per_document,

@@ -103,29 +103,21 @@ class Rewriting:
         """Whether documents are cut into parts that see each other by a tree."""
         return isinstance(self.objective, WritingNodes)
 
-    def nodes(self, piece: np.void) -> Nodes | None:
-        """The parts that the objective makes of a piece, a BOS among them as their root; None: it
-        makes none.
-        """
-        if not isinstance(self.objective, WritingNodes):
-            return None
-        head, _, inner = (int(part[0]) for part in self.framing(_alone(piece)))
-        slots = int(piece["length"])
-        if not inner:
-            # Only read, so it may see itself whole.
-            return Nodes(
-                begins=np.zeros(1, np.int64),
-                reach=np.array([slots]),
-                positions=np.arange(slots),
-            )
-        found = self.objective.nodes(slots - head)
-        if not head:
-            return found
-        return Nodes(
-            begins=np.append(0, found.begins + 1),
-            reach=np.append(slots, found.reach + 1),
-            positions=np.append(0, found.positions + 1),
-        )
+    def nodes(self, pieces: Annotated[Records, "pieces"]) -> list[Nodes]:
+        """The parts that the objective makes of each piece, a BOS among them as their root."""
+        assert isinstance(self.objective, WritingNodes)
+        heads, _, inner = self.framing(pieces)
+        lengths = pieces["length"].tolist()
+        found = []
+        for head, left, slots in zip(heads.tolist(), inner.tolist(), lengths, strict=True):
+            if not left:
+                # Only read, so it may see itself whole.
+                found.append(Nodes.whole(slots))
+            elif head:
+                found.append(self.objective.nodes(slots - 1).behind_one())
+            else:
+                found.append(self.objective.nodes(slots))
+        return found
 
     @property
     def runs_in_python(self) -> bool:

@@ -12,15 +12,18 @@ import numpy as np
 from penstock.core.compiled import inline_kernel, kernel_part
 from penstock.core.randomness import below, philox
 from penstock.core.vectors import copy_into, fill_with
+from penstock.plan.objectives._span_kernels import CHUNK_BLOCKS, draw_words
 
 DIFFUSION = 3
 """The kind of these programs."""
 MASK, LOWEST, BLOCK, FILLING, COPIES = 1, 2, 3, 4, 5
 """Places in a program."""
 LEVEL, HIDE = 4, 5
-"""Purposes of the draws: word 0 of block number b is the level of noised stretch b; word i is
-whether token i is masked.
+"""Purposes of the draws: word 0 of block number b is the level of noised stretch b; a word for each
+token is whether it is masked.
 """
+CHUNK = 4 * CHUNK_BLOCKS
+"""Tokens whose words are drawn at once."""
 WHOLE = 2**32
 """A level of 1: every token is masked."""
 
@@ -67,54 +70,88 @@ def diffusion_denominator(program, length, weights):
 
 
 @inline_kernel
-def _noise_stretch(
-    program, tokens, weights, key, begin, end, level, at, out_tokens, out_weights, out_targets
-):
-    """Write the tokens [begin, end) of a document, some of them masked, to the slots from `at` "
-    "on."""
-    length = len(tokens)
+def words_size(length):
+    """uint64 that `write_diffusion` works in for a document of up to `length` tokens, filled up."""
+    return (length // CHUNK + 2) * CHUNK
+
+
+@inline_kernel
+def _draw_hiding(key, count, words):
+    """The word of each of `count` tokens (uint64): of token i of a chunk of 256, word i // 64 of
+    the chunk's block i % 64. So words stand in the order of tokens and become vectors.
+    """
+    for begin in range(0, count, CHUNK):
+        # Whole vectors: a remainder would cost more than the blocks that are not needed.
+        blocks = min((min(count - begin, CHUNK_BLOCKS) + 7) & ~7, CHUNK_BLOCKS)
+        draw_words(begin >> 2, blocks, HIDE, key, words[begin : begin + CHUNK])
+
+
+@inline_kernel
+def _hide(mask, level, tokens, weights, words, out_tokens, out_weights, out_targets):
+    """Mask the tokens with a loss weight whose words are below the level; `weights` may be empty:
+    all are 1.
+    """
     scale = np.float64(WHOLE) / np.float64(level)
-    words = philox(np.uint64(begin // 4), np.uint64(HIDE), key)
-    for i in range(begin, end):
-        if i % 4 == 0:
-            words = philox(np.uint64(i // 4), np.uint64(HIDE), key)
-        place = i % 4
-        word = words[0]
-        if place == 1:
-            word = words[1]
-        elif place == 2:
-            word = words[2]
-        elif place == 3:
-            word = words[3]
-        token = tokens[i] if i < length else np.int32(program[FILLING])
-        weight = np.float32(1.0)
-        if len(weights):
-            weight = weights[min(i, length - 1)]
-        slot = at + i - begin
-        if weight != np.float32(0.0) and word < level:
-            out_tokens[slot] = program[MASK]
-            out_targets[slot] = token
-            out_weights[slot] = np.float32(np.float64(weight) * scale)
-        else:
-            out_tokens[slot] = token
-            out_targets[slot] = -100
-            out_weights[slot] = np.float32(0.0)
+    plain = np.float32(scale)
+    if len(weights) == 0:
+        for i in range(len(tokens)):
+            token = tokens[i]
+            hidden = np.int64(words[i]) < np.int64(level)
+            out_tokens[i] = mask if hidden else token
+            out_targets[i] = token if hidden else np.int32(-100)
+            out_weights[i] = plain if hidden else np.float32(0)
+        return
+    for i in range(len(tokens)):
+        token, weight = tokens[i], weights[i]
+        hidden = (np.int64(words[i]) < np.int64(level)) & (weight != np.float32(0))
+        out_tokens[i] = mask if hidden else token
+        out_targets[i] = token if hidden else np.int32(-100)
+        out_weights[i] = np.float32(np.float64(weight) * scale) if hidden else np.float32(0)
+
+
+@inline_kernel
+def _fill_up(program, level, weight, word, slot, out_tokens, out_weights, out_targets):
+    """Write one of the tokens that fill up the last block."""
+    token = np.int32(program[FILLING])
+    hidden = np.int64(word) < np.int64(level) and weight != np.float32(0)
+    scale = np.float64(WHOLE) / np.float64(level)
+    out_tokens[slot] = np.int32(program[MASK]) if hidden else token
+    out_targets[slot] = token if hidden else np.int32(-100)
+    out_weights[slot] = np.float32(np.float64(weight) * scale) if hidden else np.float32(0)
 
 
 @kernel_part
-def write_diffusion(program, tokens, weights, key, out_tokens, out_weights, out_targets):
-    """Write one document into exactly its measured slots; `weights` is empty if all are 1."""
-    length = len(tokens)
+def write_diffusion(program, tokens, weights, key, out_tokens, out_weights, out_targets, words):
+    """Write one document into exactly its measured slots; `weights` is empty if all are 1, `words`
+    (uint64 [words_size(slots) or more]) is working memory.
+    """
+    length, mask = np.int64(len(tokens)), np.int32(program[MASK])
     filled = filled_length(program, length)
     block = program[BLOCK] if program[BLOCK] else filled
+    _draw_hiding(key, filled, words)
     at = np.int64(0)
     for begin in range(0, filled, block):
         end = min(begin + block, filled)
         level = level_of(program, begin // block, key)
-        _noise_stretch(
-            program, tokens, weights, key, begin, end, level, at, out_tokens, out_weights,
-            out_targets,
+        last = min(end, length)
+        count, own = last - begin, weights[begin:last] if len(weights) else weights
+        here = slice(at, at + count)
+        _hide(
+            mask, level, tokens[begin:last], own, words[begin:last], out_tokens[here],
+            out_weights[here], out_targets[here],
         )  # fmt: skip
+        for i in range(last, end):
+            weight = weights[length - 1] if len(weights) else np.float32(1)
+            _fill_up(
+                program,
+                level,
+                weight,
+                words[i],
+                at + i - begin,
+                out_tokens,
+                out_weights,
+                out_targets,
+            )
         at += end - begin
         if program[COPIES] and end < filled:
             copy_into(tokens[begin:], out_tokens[at : at + block])

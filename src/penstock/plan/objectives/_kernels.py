@@ -51,11 +51,11 @@ def write_document(program, tokens, weights, key, out_tokens, out_weights, out_t
         out_tokens: int32 [slots], written.
         out_weights: float32 [slots] or [0], written.
         out_targets: int32 [slots], written if the objective's targets are its own.
-        memory: uint64 [memory_size(n) or more], working memory.
+        memory: uint64 [memory_size(slots) or more], working memory.
     """
     if program[0] == DENOISE:
         write_denoise(program, tokens, weights, key, out_tokens, out_weights, memory)
     elif program[0] == DIFFUSION:
-        write_diffusion(program, tokens, weights, key, out_tokens, out_weights, out_targets)
+        write_diffusion(program, tokens, weights, key, out_tokens, out_weights, out_targets, memory)
     else:
         write_infill(program, tokens, weights, key, out_tokens, out_weights)

@@ -328,7 +328,8 @@ def _written(
     ids, targets = np.empty(slots, np.int32), np.empty(slots, np.int32)
     of_slots = np.empty(slots, np.float32)
     document = np.ascontiguousarray(tokens, np.int32)
-    _write(program, document, given, np.uint64(key), ids, of_slots, targets)
+    words = np.empty(kernels.words_size(slots), np.uint64)
+    _write(program, document, given, np.uint64(key), ids, of_slots, targets, words)
     return Written(
         tokens=ids,
         weights=of_slots,

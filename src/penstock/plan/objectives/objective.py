@@ -165,6 +165,21 @@ class Nodes:
     positions: Annotated[Int64, "slots"]
     """[slots] position of each slot on the path from the root to it."""
 
+    @classmethod
+    def whole(cls, slots: int) -> "Nodes":
+        """One part."""
+        return cls(
+            begins=np.zeros(1, np.int64), reach=np.array([slots]), positions=np.arange(slots)
+        )
+
+    def behind_one(self) -> "Nodes":
+        """These below a root of one slot, such as a BOS."""
+        return Nodes(
+            begins=np.append(0, self.begins + 1),
+            reach=np.append(len(self.positions) + 1, self.reach + 1),
+            positions=np.append(0, self.positions + 1),
+        )
+
 
 @runtime_checkable
 class WritingNodes(Protocol):
