@@ -6,7 +6,7 @@ end, behind its EOS. If more fragments are drawn than have slots, as many of the
 infilled, a uniform choice, and the others stay as they are. So the measured length is exact, and no
 token is lost.
 
-Costs: a few passes over the document in compiled code, and about 40 µs of Python per document;
+Costs: a few passes over the document in compiled code, and about 60 µs of Python per document;
 character splits cost as much per fragment as else per document.
 
 Source: the options of fill-in-the-middle of Megatron-LM's descendants (split at a token, fragment
