@@ -133,6 +133,10 @@ def test_a_weight_that_does_not_fit_is_refused_and_leaves_no_folder(tmp_path: Pa
         export(model, tmp_path / "half", dtype="float16")
     assert list((tmp_path / "half").glob("*")) == []
     export(model, tmp_path / "half", dtype="bfloat16")
+    earlier = {path.name: path.read_bytes() for path in (tmp_path / "half").iterdir()}
+    with pytest.raises(ConfigError, match="export in bfloat16"):
+        export(model, tmp_path / "half", dtype="float16", overwrite=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "half").iterdir()} == earlier
 
 
 def test_another_dtype_is_refused_before_anything_is_written(tmp_path: Path) -> None:

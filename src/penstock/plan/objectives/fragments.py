@@ -43,9 +43,9 @@ class Starts:
     """Texts end to end."""
     ends: Annotated[Int64, "texts"]
     """Where each text ends."""
-    data: Annotated[Bytes, "bytes of ids"]
+    data: Annotated[Bytes, "spelled"]
     """The bytes of all ids, end to end."""
-    offsets: Annotated[Int64, "vocabulary+1"]
+    offsets: Annotated[Int64, "offsets"]
     """Where each id's bytes begin."""
 
     @staticmethod
