@@ -67,9 +67,9 @@ def export_run(
     """
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
     check_output(output, overwrite)
-    stored_dtype(dtype)
     tokenizer = load_tokenizer(run.tokenizer)
     length = context_length or context_of(run)
+    stored_dtype(dtype)  # refused before the model is read
     trained = load_model(run.model, module=getattr(run, "module", None))
     template = None if run.template is None else template_of(run, tokenizer)
     if adapter and trained.lora is None:
