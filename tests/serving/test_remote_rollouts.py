@@ -152,9 +152,7 @@ def test_no_weights_are_read(little, run, folder, tmp_path, monkeypatch):
     )
     # Beginnings are shared, as this model reads trees.
     slots = [[len(one.tree.slots(n)) for n in range(len(one.tree.paths))] for one in found.dataset]
-    assert all(
-        len(one.tokens) < sum(own) for one, own in zip(found.dataset, slots, strict=True)
-    )
+    assert all(len(one.tokens) < sum(own) for one, own in zip(found.dataset, slots, strict=True))
 
 
 def test_a_round_that_was_stopped_goes_on_at_another_address(little, run, tmp_path):
@@ -216,6 +214,7 @@ def test_a_server_that_goes_and_comes_back(folder, run, little, tmp_path, monkey
 
 def test_refusals_for_now_are_tried_again(little, run, tmp_path, monkeypatch):
     monkeypatch.setattr(engine_client, "PAUSE", 0.01)
+    monkeypatch.setattr(engine_client, "LONGEST_PAUSE", 0.05)
     count = []
 
     def busy(path, answer):
@@ -227,14 +226,19 @@ def test_refusals_for_now_are_tried_again(little, run, tmp_path, monkeypatch):
         return (503, {"error": {"message": "busy"}}) if len(count) % 2 else (429, {})
 
     with proxy(little.url, busy) as (url, _):
-        found = run.rollouts(PROMPTS, output=tmp_path / "a", environment=twice, engine=url, **OPTIONS)
+        found = run.rollouts(
+            PROMPTS, output=tmp_path / "a", environment=twice, engine=url, **OPTIONS
+        )
     assert len(found.dataset) == 3
 
     def away(path, answer):
         return (200, answer) if path.endswith("models") else (503, {"message": "no weights yet"})
 
-    with proxy(little.url, away, forwards=False) as (url, _), pytest.raises(
-        ConfigError, match=r"turn 0: engine .*refuses with 503: no weights yet, for 3 s; see"
+    with (
+        proxy(little.url, away, forwards=False) as (url, _),
+        pytest.raises(
+            ConfigError, match=r"turn 0: engine .*refuses with 503: no weights yet, for 3 s; see"
+        ),
     ):
         run.rollouts(
             PROMPTS, output=tmp_path / "b", environment=twice, engine=url, engine_seconds=3,
