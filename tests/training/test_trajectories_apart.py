@@ -50,24 +50,22 @@ def walked(chance, question, rewritten, **more):
 @pytest.fixture(scope="module")
 def trajectories():
     chance = np.random.default_rng(3)
-    found = []
-    for group in range(4):
-        question = chance.integers(5, 250, 12).tolist()
-        for answer in range(3):
-            found.append(
-                walked(
-                    chance,
-                    question,
-                    rewritten=(group + answer) % 2 == 0,
-                    group=str(group),
-                    reward=float(chance.integers(0, 5)),
-                    truncated=answer == 2,
-                    temperature=1.0,
-                    version=2,
-                    step_rewards=(0.0, float(answer), 1.0),
-                )
-            )
-    return found
+    questions = [chance.integers(5, 250, 12).tolist() for _ in range(4)]
+    return [
+        walked(
+            chance,
+            question,
+            rewritten=(group + answer) % 2 == 0,
+            group=str(group),
+            reward=float(chance.integers(0, 5)),
+            truncated=answer == 2,
+            temperature=1.0,
+            version=2,
+            step_rewards=(0.0, float(answer), 1.0),
+        )
+        for group, question in enumerate(questions)
+        for answer in range(3)
+    ]
 
 
 @pytest.fixture(scope="module")

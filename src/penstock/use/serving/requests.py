@@ -1,10 +1,10 @@
 """The fields of requests for completions and chats.
 
 Fields have OpenAI's names, types and ranges; some of vLLM's are added, such as `top_k`, `min_p` and
-`return_token_ids`. Three rules hold. A field that neither OpenAI nor we know is refused by name. A field of OpenAI that would
-change the answer, but is not supported, is accepted only with a value that has no effect. A field
-that never changes the answer (`user`, `metadata`, …) is accepted and ignored. null means that a
-field is left out. Types are strict: "0.5" is not a number.
+`return_token_ids`. Three rules hold. A field that neither OpenAI nor we know is refused by name. A
+field of OpenAI that would change the answer, but is not supported, is accepted only with a value
+that has no effect. A field that never changes the answer (`user`, `metadata`, …) is accepted and
+ignored. null means that a field is left out. Types are strict: "0.5" is not a number.
 """
 
 import json
