@@ -17,6 +17,7 @@ import pytest
 from serving_makers import Running, running
 
 import penstock as ps
+from makers.processes import call_penstock
 from patience import PATIENCE_SECONDS, wait_for
 from penstock.core.errors import ConfigError, StateError
 from penstock.use.runs import engine_client, opening
@@ -359,6 +360,29 @@ def test_what_is_asked_for(little, run, tmp_path):
     # What changed the sampling is stored, and a policy refuses it unless it is told otherwise.
     stored = ps.open_dataset(tmp_path / "a")
     assert stored[0].tree.value("temperature").tolist() == [0.5]
+
+
+AGENT = """
+def once(messages, reply):
+    return float(len(reply["content"]))
+"""
+
+
+def test_the_command(little, folder, tmp_path):
+    (tmp_path / "agent.py").write_text(AGENT)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in PROMPTS))
+    given = [
+        "rollouts", folder, prompts, "--environment", f"{tmp_path / 'agent.py'}:once", "--samples",
+        "2", "--max-tokens", "4", "--engine", little.url, "--engine-model", "little", "--at-once",
+        "3", "--engine-seconds", "900",
+    ]  # fmt: skip
+    found = call_penstock(*given, "-o", tmp_path / "data")
+    assert found.exit_code == 0, found.output
+    assert "3 prompts: mean reward" in found.output
+    assert len(ps.open_dataset(tmp_path / "data")) == 3
+    with pytest.raises(ConfigError, match="set engine_logprobs to processed"):
+        call_penstock(*given, "--temperature", "0.5", "-o", tmp_path / "more")
 
 
 def test_requests_go_on_at_the_same_time(little, run, tmp_path):

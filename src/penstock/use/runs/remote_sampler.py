@@ -104,8 +104,8 @@ class RemoteEngine:
                 f"engine {self.engine}: {', '.join(changed)} would change what is sampled, but not "
                 "the log-probabilities that a server reports by default, and a policy compares "
                 "these: keep temperature 1 and use no filter; or start the server so that it "
-                "reports those of what was sampled (vLLM: --logprobs-mode processed_logprobs), "
-                "and set engine_logprobs to processed"
+                "reports those of what was sampled (processed_logprobs is the mode of vLLM), and "
+                "set engine_logprobs to processed"
             )
 
 
