@@ -54,7 +54,7 @@ class RemoteEngine:
     """Name of the model there; None: the only one."""
     engine_logprobs: LogProbabilityKind = "raw"
     """What the server's log-probabilities are: the model's own (raw), as by default, or those of
-    what was sampled, after temperature and filters (processed), as vLLM gives with --logprobs-mode
+    what was sampled, after temperature and filters (processed), as vLLM gives in its mode
     processed_logprobs. Raw ones need temperature 1 and no filters.
     """
     engine_seconds: float = 600.0
