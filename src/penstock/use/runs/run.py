@@ -41,6 +41,7 @@ from penstock.use.runs.keywords import (
     OpeningKeywords,
     ServeKeywords,
     TrainKeywords,
+    WriteKeywords,
 )
 from penstock.use.runs.opening import Opened, load_opened
 from penstock.use.runs.reference import cache_reference
@@ -121,20 +122,21 @@ class Run(RunFolder):
         return self._opened[key]
 
     @overload
-    def generate(self, prompt: str = "", **settings: Unpack[GenerateKeywords]) -> str: ...
+    def generate(self, prompt: str = "", **settings: Unpack[WriteKeywords]) -> str: ...
     @overload
     def generate(
-        self, prompt: list[str] | tuple[str, ...], **settings: Unpack[GenerateKeywords]
+        self, prompt: list[str] | tuple[str, ...], **settings: Unpack[WriteKeywords]
     ) -> list[str]: ...
     def generate(
-        self, prompt: str | list[str] | tuple[str, ...] = "", **settings: Unpack[GenerateKeywords]
+        self, prompt: str | list[str] | tuple[str, ...] = "", **settings: Unpack[WriteKeywords]
     ) -> str | list[str]:
         """Generate texts; prompts are not included in them.
 
         Args:
             prompt: One prompt, or several, which are generated together.
             settings: See `Sampling` (temperature 0.8 by default), and context_length, device,
-                threads.
+                threads; for models that were trained by diffusion also unmask_steps, unmask_block
+                and remasking, see `Unmasking`.
 
         Returns:
             The text; for several prompts a list.
@@ -146,7 +148,7 @@ class Run(RunFolder):
         written = sample_texts("Run.generate", self._open_model, prompts, 1, dict(settings))
         return written[0].text if isinstance(prompt, str) else [one.text for one in written]
 
-    def stream(self, prompt: str = "", **settings: Unpack[GenerateKeywords]) -> Iterator[str]:
+    def stream(self, prompt: str = "", **settings: Unpack[WriteKeywords]) -> Iterator[str]:
         """Generate a text piece by piece, as its words become certain.
 
         Args:
@@ -163,7 +165,7 @@ class Run(RunFolder):
         prompts: str | Sequence[str],
         *,
         samples: int = 1,
-        **settings: Unpack[GenerateKeywords],
+        **settings: Unpack[WriteKeywords],
     ) -> list[SampledText]:
         """Generate texts, each with its tokens, its seed and why it ended.
 
@@ -209,9 +211,7 @@ class Run(RunFolder):
         """
         return open_session(self._open_model, system, template, dict(settings))
 
-    def chat(
-        self, messages: str | Sequence[JsonMapping], **settings: Unpack[GenerateKeywords]
-    ) -> str:
+    def chat(self, messages: str | Sequence[JsonMapping], **settings: Unpack[WriteKeywords]) -> str:
         """The assistant's reply to a message, or to a conversation.
 
         Args:
