@@ -348,10 +348,13 @@ def changed(place, **fields):
         ({**VERL[0], "attention_mask": [1, 1]}, "has 2 entries for 4 . 3 tokens of prompts"),
         ({**SAMPLE, "mask": [False] * 7}, "has 7 entries, 0 of them set, for 7 token_ids"),
         ({**SAMPLE, "mask": [False, True]}, "has 2 entries, 1 of them set, for 7 token_ids"),
-        ({**RESULT, "error": {"error_chain_str": "no box"}}, "failed .no box.; --on-error skip"),
+        (
+            {**RESULT, "error": {"error_chain_str": "no box"}},
+            "failed .no box.; set on_error to skip",
+        ),
         (
             {**TRACE, "ok": False, "errors": [{"type": "SandboxError", "message": "gone"}]},
-            "the rollout failed .SandboxError: gone.; --on-error skip leaves such out",
+            "the rollout failed .SandboxError: gone.; set on_error to skip",
         ),
         (changed(3, token_ids=[], mask=[]), "node 3 was sampled and has 0 token_ids.*type train"),
         (changed(3, logprobs=[-1, -1]), "node 3 has 2 numbers for 1 sampled tokens"),

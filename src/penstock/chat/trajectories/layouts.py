@@ -32,7 +32,7 @@ _ATTEMPT, _RESUMED = "compaction_attempt", "compaction"
 """Links of verifiers between nodes: a summary was tried; the agent went on from it."""
 
 
-_LEAVE_OUT = "--on-error skip leaves such out"
+_LEAVE_OUT = "set on_error to skip to leave such out"
 
 
 def first_of(record: JsonMapping, names: Sequence[str]) -> Any:
