@@ -16,11 +16,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from penstock.inputs import AttentionRule
 from PIL import Image, ImageDraw
 
 import penstock as ps
 from penstock.data.shards import Corpus, Document
-from penstock.inputs import AttentionRule
 from penstock.tokenizers import Tokenizer
 from penstock.use.config.run_file import LOOKED_AT
 from penstock.use.inspection import tokenizer_of, view_rows

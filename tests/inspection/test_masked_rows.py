@@ -264,7 +264,7 @@ def test_the_page_draws_blocks_and_masks(data, see):  # noqa: F811
     end = view.documents[0].end
     assert shapes[:3] == [f"M0 0V{end}H1V1Z", "M1 1V9H9L9 9V1Z", f"M9 9V{end}H17V17L17 17V9Z"]
     stretches = [each for each in view.documents[0].stretches if each.role == "masked"]
-    first = next(each for each in stretches if each.block > 0)
+    first = next(each for each in stretches if each.block > 1)
     slot = first.begin
     shown = browser.run(f"document.querySelector('.t[data-i=\"{slot}\"]').dataset.word")
     assert shown.replace("\xa0", " ") == view.target_texts[slot]
@@ -272,8 +272,11 @@ def test_the_page_draws_blocks_and_masks(data, see):  # noqa: F811
     told = card(browser)
     assert told["role"] == f"masked, block {first.block}, noise {first.level:.2f}"
     assert told["loss"].startswith("predicts its target, weight ")
-    clean = "–".join(["9", "16"])
-    assert f"slot {slot} sees slots 0, {clean}" in browser.text(".attention")
+    node = next(node for node in view.nodes if node.begin <= slot < node.end)
+    assert node.begin == 1 + 16 * first.block
+    clean = "".join(f", {9 + 16 * block}–{16 + 16 * block}" for block in range(first.block - 1))
+    last = f", {node.begin - 8}–{node.end - 1} and is seen from {node.begin}–{node.end - 1}"
+    assert f"slot {slot} sees slots 0{clean}{last}" in browser.text(".attention")
     assert "a noised block (a square) also sees the clean copies" in browser.text(".attention")
     lit = browser.run("document.querySelectorAll('.span.lit').length")
     assert lit >= 1
