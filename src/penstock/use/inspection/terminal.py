@@ -19,7 +19,8 @@ from penstock.plan.loader.ramp import Ramp
 from penstock.use.inspection.datasets import DatasetSummary, DocumentView
 from penstock.use.inspection.plan_report import PlanReport
 from penstock.use.inspection.rows import RowDocument, RowView, Stretch
-from penstock.use.inspection.terminal_tokens import COLOURS, Style, colour_of, letter_of, tree_view
+from penstock.use.inspection.terminal_style import COLOURS, Style, colour_of, letter_of, tree_view
+from penstock.use.inspection.terminal_trajectories import trajectory_view
 
 CHARACTERS = 5
 """Characters of an original document to show, per token of the limit."""
@@ -78,13 +79,24 @@ def _histogram(summary: DatasetSummary) -> Table:
     return table
 
 
-def document_view(document: DocumentView, style: Style, max_tokens: int) -> Group:
-    """One document with its origin; a long one is shown from both ends."""
+def document_view(
+    document: DocumentView, style: Style, max_tokens: int, *, log_probabilities: bool = False
+) -> Group:
+    """One document with its origin; a long one is shown from both ends. `log_probabilities`: of
+    trajectories, also a line for each sampled token.
+    """
     head = Text(
         f"document {document.number}  {document.origin}  {len(document.tokens):,} tokens",
         style="bold",
     )
     weights = [0.0, *document.loss_weights[1:]] if document.loss_weights else []
+    if document.trajectory is not None:
+        texts = [text.replace("⏎", "⏎\n") for text in document.texts]
+        shown = trajectory_view(
+            document.trajectory, texts, weights, document.tokens, style, max_tokens,
+            log_probabilities=log_probabilities,
+        )  # fmt: skip
+        return Group(head, shown, Text())
     if not document.branches:
         return Group(head, _flow(document.texts, weights, COLOURS[0], style, max_tokens), Text())
     parts: list[Any] = []
