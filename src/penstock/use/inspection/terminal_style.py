@@ -11,6 +11,7 @@ from rich.text import Text
 
 from penstock.data.shards.format.trees import BranchView
 from penstock.use.inspection.page import readable
+from penstock.use.inspection.trajectories import ShownBranch
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 """Colours for the documents of a row, in turn; neighbours differ."""
@@ -102,7 +103,7 @@ def stretches(*arrays: Any) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], count], strict=True))
 
 
-def tree_view(branches: Sequence[BranchView], width: int) -> Text:
+def tree_view(branches: Sequence[BranchView | ShownBranch], width: int) -> Text:
     """One line per branch, offset and sized by its tokens."""
     longest = max(branch.position + branch.end - branch.begin for branch in branches)
     cells = min(width - 2, longest)

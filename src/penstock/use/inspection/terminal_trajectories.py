@@ -89,7 +89,7 @@ def trajectory_legend(style: Style) -> Text:
     for kind, about in ABOUT.items():
         shown.append_text(_run(about, kind, 1.0 if kind == "sampled" else 0.0, style))
         shown.append("  ")
-    return shown.append("⑂B branch B leaves here  ⏎ line end  → tab")
+    return shown.append("↳B branch B leaves here  ⏎ line end  → tab")
 
 
 @final
@@ -150,7 +150,7 @@ class _Drawn:
                 flow.append(f" …{left_out:,} tokens… ", "bold")
             for run in self._runs(first, last, forks):
                 if run[0] in forks:
-                    flow.append(f"⑂{forks[run[0]]}", "bold")
+                    flow.append(f"↳{forks[run[0]]}", "bold")
                 text = marked("".join(self._texts[run[0] : run[1]])).replace("⏎⏎\n", "⏎\n")
                 body = text.rstrip("\n")
                 kind, weight = self._tree.kinds[run[0]], float(self._weights[run[0]])

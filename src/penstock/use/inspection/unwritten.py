@@ -1,6 +1,7 @@
 """Trajectories that no dataset holds yet, as documents to show."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def views_of_trajectories(
         target = FinishedTrajectory(
             paths=target.paths(), has_log_probabilities=target.has_log_probabilities
         )
-    several = [target] if isinstance(target, FinishedTrajectory) else target
+    several: list[Any] = [target] if isinstance(target, FinishedTrajectory) else [*target]
     if wrong := [one for one in several if not isinstance(one, FinishedTrajectory)]:
         raise ConfigError(
             f"found a {type(wrong[0]).__name__} in a list of trajectories; expected what finish() "
