@@ -107,15 +107,14 @@ def _path(
         for copy in found.copies
         if copy.path == number
     ]
-    notes = "".join(
-        f"<div>{escape(one)}</div>" for one in (*([f"why: {why}"] if why else []), *does)
-    )
     logs = path.logs if trajectory.has_log_probabilities else None
-    replies = "".join(
-        f"<div>reply {one.number}: {one.end - one.begin} tokens{_figures(logs, one.begin, one.end)}</div>"
+    replies = [
+        f"reply {one.number}: {one.end - one.begin} tokens{_figures(logs, one.begin, one.end)}"
         for one in found.replies
         if one.path == number
-    )
+    ]
+    lines = [*([f"why: {why}"] if why else []), *does, *replies]
+    notes = "".join(f"<div>{escape(one)}</div>" for one in lines)
     spans = "".join(_spans(path, logs, found.paths[number], begin, end, texts))
     more = f" …{len(path.ids) - end:,} more tokens" if end < len(path.ids) else ""
     small = f'<div style="font-size:90%;opacity:.8">{notes}</div>'

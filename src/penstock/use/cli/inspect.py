@@ -30,6 +30,7 @@ _TARGET = "use.runs.inspecting.inspect"
             _TARGET,
             target=Option(
                 argument=True,
+                hint=str,
                 metavar="TARGET",
                 help=(
                     "Raw conversations (a file, folder or glob, with --template), a dataset "

@@ -242,11 +242,13 @@ class _Made:
             return _numbers(self.columns[TOKEN_ADVANTAGES])
         if ADVANTAGE not in self.tree.names:
             return ()
-        found = np.full(len(self.tokens), np.nan)
+        # What several answers share has one only if theirs are the same.
+        low, high = np.full((2, len(self.tokens)), np.nan)
         for places, value in zip(self.places, self.tree.value(ADVANTAGE).tolist(), strict=True):
-            found[places] = value
+            low[places] = np.fmin(low[places], value)
+            high[places] = np.fmax(high[places], value)
         trained = np.array([kind == "sampled" for kind in kinds])
-        return _numbers(np.where(trained, found, np.nan))
+        return _numbers(np.where(trained & (low == high), low, np.nan))
 
     def _reply(self, found: TokenKinds, number: int) -> ShownReply:
         reply = found.replies[number]
@@ -355,7 +357,9 @@ class _Made:
         reply = replies[place]
         title = f"reply {reply.number}"
         if len({one.answer for one in replies}) > 1:
-            title += f" of answer {reply.answer}"
+            alike = [one.answer for one in replies if one.places == reply.places]
+            names = " and ".join(map(str, alike))
+            title += f" of answer{'s' if len(alike) > 1 else ''} {names}"
         if reply.places[-1] != end - 1:
             return Segment(begin, end, -1, f"{title}, its beginning")
         return Segment(begin, end, place, title, reply.about(self.texts))
