@@ -1,5 +1,5 @@
-"""Kinds of the tokens of trajectories: what later paths do with replies of earlier ones, and what is
-not claimed.
+"""Kinds of the tokens of trajectories: what later paths do with replies of earlier ones, and what
+is not claimed.
 """
 
 import numpy as np
@@ -96,10 +96,11 @@ def test_a_later_path_repeats_what_an_earlier_one_rewrote():
 
 def test_sub_agents_have_other_text_and_rewrite_nothing():
     agent = [11, 12, 13, 14, END, 15]
-    paths = steps(([1, 2, END, 5], [3, 4, END]), (agent, [6, END]), ([1, 2, END, 5, 3, 4, END, 8], [7]))
+    first = [1, 2, END, 5]
+    paths = steps((first, [3, 4, END]), (agent, [6, END]), ([*first, 3, 4, END, 8], [7]))
     assert drawn(paths)[0] == ["....SSS.S", "......SS"]
     system = [1, 22, 23, END, 5, 8, END, 5]
-    assert drawn(steps(([1, 2, END, 5], [3, 4, END]), (system, [6, END])))[0][1] == "........SS"
+    assert drawn(steps((first, [3, 4, END]), (system, [6, END])))[0][1] == "........SS"
 
 
 def test_answers_sampled_after_one_prompt_rewrite_nothing():

@@ -126,10 +126,14 @@ class _Drawn:
         )
         for why in branch.why:
             yield Padding(Text(f"why: {why}", style="yellow"), (0, 0, 0, 2), expand=False)
-        forks = {place: letter_of(child) for place, child in branch.forks}
+        forks: dict[int, str] = {}
+        for place, child in branch.forks:
+            forks[place] = f"{forks.get(place, '')}↳{letter_of(child)}"
         for segment in branch.segments:
             if segment.title:
-                kind = "sampled" if segment.about else self._tree.kinds[segment.begin]
+                kinds = self._tree.kinds[segment.begin : segment.end]
+                # The first token may be that at the fork.
+                kind = "sampled" if "sampled" in kinds else kinds[-1]
                 look = LOOKS[kind].replace(" underline", "")
                 about = f"  {segment.about}" if segment.about else ""
                 title = Text.assemble((f"▌{segment.title}", look), about)
@@ -150,7 +154,7 @@ class _Drawn:
                 flow.append(f" …{left_out:,} tokens… ", "bold")
             for run in self._runs(first, last, forks):
                 if run[0] in forks:
-                    flow.append(f"↳{forks[run[0]]}", "bold")
+                    flow.append(forks[run[0]], "bold")
                 text = marked("".join(self._texts[run[0] : run[1]])).replace("⏎⏎\n", "⏎\n")
                 body = text.rstrip("\n")
                 kind, weight = self._tree.kinds[run[0]], float(self._weights[run[0]])

@@ -83,7 +83,7 @@ class ShownReply:
             parts.append(f"smallest {nats(self.smallest)}{where}")
         figures = {name: getattr(self, name) for name in ("advantage", "turn_reward", "version")}
         parts += [
-            f"{name.replace('_', ' ')} {value:g}"
+            f"{name.replace('_', ' ')} {value:g}".replace("-", "−")
             for name, value in figures.items()
             if value is not None
         ]
@@ -306,7 +306,7 @@ class _Made:
         """A path with its values."""
         values = zip(self.tree.names, self.tree.values[path].tolist(), strict=True)
         shown = [
-            name if name == TRUNCATED else f"{name} {value:g}"
+            name if name == TRUNCATED else f"{name} {value:g}".replace("-", "−")
             for name, value in values
             if not np.isnan(value) and (value or name != TRUNCATED)
         ]
@@ -342,6 +342,9 @@ class _Made:
             places = self.places[path][first:last]
             inside = places[(places >= begin) & (places < end)] - begin
             owners[inside[owners[inside] < 0]] = number
+            # The token at the fork, which is stored here again, may belong to it.
+            if len(inside) and inside[0] == 1 and len(places) > len(inside) and owners[0] < 0:
+                owners[0] = number
         edges = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
         for first, last in pairwise(edges):
             owner = int(owners[first])

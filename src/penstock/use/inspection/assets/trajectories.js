@@ -41,7 +41,8 @@ const natsText = log => `${log === 0 ? "0" : log.toFixed(3).replace("-", "−")}
 /** A document's view, with what is known of tokens of trajectories. */
 function trajectoryView(each, view) {
   const { kinds, logs, advantages, rewards, versions } = treeArrays(each);
-  const forks = new Map(each.trajectory.branches.flatMap(branch => branch.forks));
+  const forks = new Map();
+  for (const [i, child] of each.trajectory.branches.flatMap(branch => branch.forks)) forks.set(i, [...(forks.get(i) ?? []), child]);
   const hasLog = i => logs && !Number.isNaN(logs[i]);
   return {
     ...view,
@@ -49,7 +50,7 @@ function trajectoryView(each, view) {
       token.dataset.kind = kinds[i];
       token.dataset.hue = KIND_HUES[kinds[i]];
       if (hasLog(i) && view.weight(i) !== 0) token.dataset.shade = shadeOf(logs[i]);
-      if (forks.has(i)) token.append(element("i", { class: "fork", "data-to": `↳${letter(forks.get(i))}` }));
+      for (const child of forks.get(i) ?? []) token.append(element("i", { class: "fork", "data-to": `↳${letter(child)}` }));
     },
     tell(i) {
       const lines = view.tell(i);
@@ -75,7 +76,8 @@ function trajectoryBlocks(each) {
     if (parent >= 0) frame.classList.add("forked");
     return branch.segments.map(([first, last, title, about], k) => {
       const into = element("div", { class: "text" });
-      const kind = about ? "sampled" : each.trajectory && treeArrays(each).kinds[first];
+      const kinds = treeArrays(each).kinds.slice(first, last);
+      const kind = kinds.includes("sampled") ? "sampled" : kinds.at(-1); // the first may be that at the fork
       const head = title ? element("div", { class: "said", "data-hue": KIND_HUES[kind] }, element("b", {}, title),
         about ? element("span", { class: "quiet" }, about) : null) : null;
       frame.append(element("div", { class: title ? "segment titled" : "segment", "data-hue": KIND_HUES[kind] }, ...(head ? [head] : []), into));
@@ -87,7 +89,7 @@ function trajectoryBlocks(each) {
 /** The kinds of a tree with their looks, and what the shades say. */
 function kindLegend(trajectory) {
   const sample = (kind, text, more) => element("span",
-    { class: kind === "sampled" ? "t trained" : "t", "data-kind": kind, "data-hue": KIND_HUES[kind], ...more }, text);
+    { class: kind === "sampled" ? "look trained" : "look", "data-kind": kind, "data-hue": KIND_HUES[kind], ...more }, text);
   const kinds = trajectory.kinds.filter(kind => kind !== "moved").map(kind =>
     element("span", { class: "kind" }, sample(kind, kind), " ", KIND_ABOUT[kind]));
   const shades = trajectory.logs === undefined ? null : element("span", { class: "kind" }, "log-probability ",
