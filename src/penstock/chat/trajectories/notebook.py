@@ -4,7 +4,7 @@ import codecs
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,12 +19,13 @@ from penstock.chat.trajectories.kinds import (
     common_ids,
     kinds_of,
 )
+from penstock.chat.trajectories.paths import TokenPath
+from penstock.chat.trajectories.proof import TrajectoryCertificate
 from penstock.chat.trajectories.replies import TokenTexts
 from penstock.core.arrays import Array
+from penstock.core.json_values import JsonObject
 from penstock.core.notebook import card
-
-if TYPE_CHECKING:
-    from penstock.chat.trajectories.trajectory import Trajectory
+from penstock.tokenizers import Tokenizer
 
 _MOST = 3000
 """Tokens that are shown."""
@@ -39,7 +40,30 @@ _BLOCK = "margin:4px 0 4px {indent}px;padding-left:8px;border-left:2px solid #88
 _TEXT = '<pre style="white-space:pre-wrap;margin:2px 0">{}</pre>'
 
 
-def tree_html(trajectory: "Trajectory") -> str:
+class Shown(Protocol):
+    """What is shown of a `Trajectory`."""
+
+    tokenizer: Tokenizer
+    messages: list[JsonObject]
+    steps: list[Any]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All tokens of the current path."""
+
+    @property
+    def has_log_probabilities(self) -> bool:
+        """Whether all replies came with log-probabilities."""
+
+    @property
+    def certificate(self) -> TrajectoryCertificate:
+        """What was proven."""
+
+    def paths(self) -> tuple[TokenPath, ...]:
+        """The token sequences so far."""
+
+
+def tree_html(trajectory: Shown) -> str:
     """A card: figures, a legend, and each path behind the place where it forks."""
     texts = TokenTexts(trajectory.tokenizer)
     paths = _paths(trajectory)
@@ -64,7 +88,7 @@ def tree_html(trajectory: "Trajectory") -> str:
     return card("Trajectory", facts, _legend(), *blocks)
 
 
-def _paths(trajectory: "Trajectory") -> list[StoredPath]:
+def _paths(trajectory: Shown) -> list[StoredPath]:
     """All paths, with the prompt that waits for a reply."""
     paths = [path for path in trajectory.paths() if len(path.ids)]
     sent = np.array(trajectory.ids, np.int64)
@@ -90,7 +114,7 @@ def _forks(paths: Sequence[StoredPath]) -> list[tuple[int, int]]:
 
 
 def _path(
-    trajectory: "Trajectory",
+    trajectory: Shown,
     number: int,
     path: StoredPath,
     found: TokenKinds,
