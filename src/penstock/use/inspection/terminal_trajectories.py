@@ -165,9 +165,9 @@ class _Drawn:
     def _runs(self, begin: int, end: int, forks: Mapping[int, str]) -> Iterator[tuple[int, int]]:
         """[begin, end) of stretches of one kind and weight, which begin at forks anew."""
         kinds = [LOOKS[kind] for kind in self._tree.kinds[begin:end]]
-        new = [sum(place <= at for place in forks) for at in range(begin, end)]
+        new = np.cumsum([place in forks for place in range(begin, end)])
         weights = np.asarray(self._weights[begin:end])
-        for first, last in stretches(np.array(kinds), weights, np.array(new)):
+        for first, last in stretches(np.array(kinds), weights, new):
             yield begin + first, begin + last
 
     def _table(self, segment: Segment) -> Table:

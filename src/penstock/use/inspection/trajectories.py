@@ -282,12 +282,15 @@ class _Made:
     def _branches(self, found: TokenKinds, replies: Sequence[ShownReply]) -> Iterator[ShownBranch]:
         described = self.tree.describe(len(self.tokens))
         depths: list[int] = []
+        owners = self._owners(found)
+        children: dict[int, list[tuple[int, int]]] = {}
+        for child, (_, _, position, parent, _) in enumerate(described):
+            children.setdefault(parent, []).append((position, child))
         for number, (begin, end, position, parent, _) in enumerate(described):
             depths.append(0 if parent < 0 else depths[parent] + 1)
             forks = [
-                (min(begin + one.position - position + 1, end - 1), child)
-                for child, one in enumerate(described)
-                if one.parent == number
+                (min(begin + at - position + 1, end - 1), child)
+                for at, child in children.get(number, ())
             ]
             paths = np.flatnonzero(self.tree.paths[:, 0] == number).tolist()
             yield ShownBranch(
@@ -298,7 +301,7 @@ class _Made:
                 depth=depths[-1],
                 label="; ".join(map(self._label, paths)),
                 why=tuple(self.why[path] for path in paths if path in self.why),
-                segments=tuple(self._segments(found, replies, begin, end)),
+                segments=tuple(self._segments(found, replies, owners[begin:end], begin)),
                 forks=tuple(sorted(forks)),
             )
 
@@ -329,22 +332,26 @@ class _Made:
                 return f"rewrites {where}: the same text in other tokens"
         return f"rewrites {where}"
 
-    def _segments(
-        self, found: TokenKinds, replies: Sequence[ShownReply], begin: int, end: int
-    ) -> Iterator[Segment]:
-        owners = np.full(end - begin, -1)
-        count = len(replies)
+    def _owners(self, found: TokenKinds) -> Int64:
+        """[n] the reply or copy that each token belongs to, replies first; −1: none."""
+        owners = np.full(len(self.tokens), -1)
         stretches = [
             *((reply.path, reply.begin, reply.end) for reply in found.replies),
             *((copy.path, copy.begin, copy.end) for copy in found.copies),
         ]
         for number, (path, first, last) in enumerate(stretches):
             places = self.places[path][first:last]
-            inside = places[(places >= begin) & (places < end)] - begin
-            owners[inside[owners[inside] < 0]] = number
-            # The token at the fork, which is stored here again, may belong to it.
-            if len(inside) and inside[0] == 1 and len(places) > len(inside) and owners[0] < 0:
-                owners[0] = number
+            # Where it goes on in another branch, also the token at the fork, stored there again.
+            moved = places[1:][np.diff(places) != 1] - 1
+            mine = np.concatenate([places, moved])
+            owners[mine[owners[mine] < 0]] = number
+        return owners
+
+    def _segments(
+        self, found: TokenKinds, replies: Sequence[ShownReply], owners: Int64, begin: int
+    ) -> Iterator[Segment]:
+        """The stretches of a branch that begins at `begin` and has the tokens of `owners`."""
+        count = len(replies)
         edges = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
         for first, last in pairwise(edges):
             owner = int(owners[first])
