@@ -5,7 +5,7 @@ resume.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 from penstock.chat.trajectories.trajectory import History
 from penstock.core.errors import ConfigError
@@ -380,6 +380,7 @@ class Run(RunFolder):
         output: str | Path,
         *,
         context_length: int | None = None,
+        dtype: Literal["float32", "bfloat16", "float16"] | None = None,
         overwrite: bool = False,
         adapter: bool = False,
     ) -> "Exported":
@@ -389,6 +390,8 @@ class Run(RunFolder):
             output: A folder, new or empty.
             context_length: Maximum number of tokens; None: that of the base, or, of a model without
                 one, the training length.
+            dtype: Dtype of the written weights, such as bfloat16 for half the size of float32;
+                None: as trained.
             overwrite: Replace an earlier export in the folder; other files there are kept.
             adapter: Write the LoRA alone, as peft and vLLM read it; its base too, unless the run
                 began with hf:NAME.
@@ -396,9 +399,17 @@ class Run(RunFolder):
         Raises:
             OutputError: The folder holds an earlier export and `overwrite` is false, or other
                 files, or cannot be written.
-            ConfigError: The model is a module of your own, or `adapter` is set and it has no LoRA.
+            ConfigError: The model is a module of your own, or `adapter` is set and it has no LoRA,
+                or a weight is too large for `dtype`.
         """
-        return export_run(self, Path(output), context_length, overwrite=overwrite, adapter=adapter)
+        return export_run(
+            self,
+            Path(output),
+            context_length,
+            dtype=dtype,
+            overwrite=overwrite,
+            adapter=adapter,
+        )
 
     def plot(
         self,
