@@ -19,7 +19,14 @@ from penstock.plan.loader.ramp import Ramp
 from penstock.use.inspection.datasets import DatasetSummary, DocumentView
 from penstock.use.inspection.plan_report import PlanReport
 from penstock.use.inspection.rows import RowDocument, RowView, Stretch
-from penstock.use.inspection.terminal_style import COLOURS, Style, colour_of, letter_of, tree_view
+from penstock.use.inspection.terminal_style import (
+    COLOURS,
+    Style,
+    colour_of,
+    letter_of,
+    row_strip,
+    tree_view,
+)
 from penstock.use.inspection.terminal_trajectories import trajectory_view
 
 CHARACTERS = 5
@@ -128,7 +135,7 @@ def row_view(row: RowView, style: Style, max_tokens: int) -> Group:
         ),
     )
     weights = row.learned_weights
-    parts: list[Any] = [head, _strip(row, style.width)]
+    parts: list[Any] = [head, row_strip(row, style.width)]
     for number, document in enumerate(row.documents):
         begin, end = document.begin, document.end
         parts.append(_document_head(row, document, number))
@@ -224,21 +231,6 @@ def _task(document: RowDocument) -> str:
     count = document.num_spans
     spans = f", {count:,} {_plural('span', count)}" if count else ""
     return f"  {document.task}{spans}" if document.task else ""
-
-
-def _strip(row: RowView, width: int) -> Text:
-    """The whole row in one line: letters for documents, dots for padding."""
-    cells = min(width - 2, row.sequence_length)
-    owners = [-1] * row.sequence_length
-    for number, document in enumerate(row.documents):
-        owners[document.begin : document.end] = [number] * (document.end - document.begin)
-    strip = Text()
-    for cell in range(cells):
-        owner = owners[(2 * cell + 1) * row.sequence_length // (2 * cells)]
-        strip.append(
-            *("·", "dim") if owner < 0 else (letter_of(owner), f"reverse {colour_of(owner)}")
-        )
-    return strip
 
 
 def _flow(texts: Any, weights: list[float], colour: str, style: Style, max_tokens: int) -> Padding:

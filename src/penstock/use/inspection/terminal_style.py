@@ -11,6 +11,7 @@ from rich.text import Text
 
 from penstock.data.shards.format.trees import BranchView
 from penstock.use.inspection.page import readable
+from penstock.use.inspection.rows import RowView
 from penstock.use.inspection.trajectories import ShownBranch
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
@@ -115,3 +116,18 @@ def tree_view(branches: Sequence[BranchView | ShownBranch], width: int) -> Text:
         drawn.append(letter_of(number) * count + "\n", style=f"reverse {colour_of(number)}")
     drawn.rstrip()
     return drawn
+
+
+def row_strip(row: RowView, width: int) -> Text:
+    """The whole row in one line: letters for documents, dots for padding."""
+    cells = min(width - 2, row.sequence_length)
+    owners = [-1] * row.sequence_length
+    for number, document in enumerate(row.documents):
+        owners[document.begin : document.end] = [number] * (document.end - document.begin)
+    strip = Text()
+    for cell in range(cells):
+        owner = owners[(2 * cell + 1) * row.sequence_length // (2 * cells)]
+        strip.append(
+            *("·", "dim") if owner < 0 else (letter_of(owner), f"reverse {colour_of(owner)}")
+        )
+    return strip
