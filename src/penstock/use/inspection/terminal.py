@@ -89,8 +89,8 @@ def _histogram(summary: DatasetSummary) -> Table:
 def document_view(
     document: DocumentView, style: Style, max_tokens: int, *, log_probabilities: bool = False
 ) -> Group:
-    """One document with its origin; a long one is shown from both ends. `log_probabilities`: of
-    trajectories, also a line for each sampled token.
+    """One document with its origin; a long one is shown from both ends; `log_probabilities`: of
+    trajectories, a line for each sampled token.
     """
     head = Text(
         f"document {document.number}  {document.origin}  {len(document.tokens):,} tokens",
@@ -99,11 +99,8 @@ def document_view(
     weights = [0.0, *document.loss_weights[1:]] if document.loss_weights else []
     if document.trajectory is not None:
         texts = [text.replace("⏎", "⏎\n") for text in document.texts]
-        shown = trajectory_view(
-            document.trajectory, texts, weights, document.tokens, style, max_tokens,
-            log_probabilities=log_probabilities,
-        )  # fmt: skip
-        return Group(head, shown, Text())
+        shown = (document.trajectory, texts, weights, document.tokens, style, max_tokens)
+        return Group(head, trajectory_view(*shown, log_probabilities=log_probabilities), Text())
     if not document.branches:
         return Group(head, _flow(document.texts, weights, COLOURS[0], style, max_tokens), Text())
     parts: list[Any] = []
