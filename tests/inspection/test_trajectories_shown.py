@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 import penstock as ps
-from makers.trajectories import thinking_tokenizer, thinking_trajectory
+from makers.trajectories import SAYS, say, thinking_tokenizer, thinking_trajectory
+from penstock.chat.trajectories.finished import GivenSteps
 from penstock.core.errors import ConfigError
 from penstock.data.shards.memory import weight_spans
 from penstock.use.inspection import Style, document_view, view_document
@@ -188,6 +189,36 @@ def test_what_several_answers_sampled_alike_is_shown_once(trajectory, folder):
     assert "reply 0 of answers 0 and 1" in titles
     # No single advantage is that of a token which both train.
     assert {tree.advantages[place] for place in tree.replies[0].places} == {None}
+
+
+def test_paths_that_are_stored_apart(folder, trajectory):
+    say(trajectory := thinking_trajectory(trajectory.tokenizer), "tool", "8", SAYS)
+    data = ps.write_trajectories(
+        folder / "apart",
+        [trajectory.finish(reward=1.0)],
+        tokenizer=trajectory.tokenizer,
+        share=False,
+    )
+    tree = view_document(data, 0, data.loaded_tokenizer).trajectory
+    assert [branch.parent for branch in tree.branches] == [-1] * tree.paths
+    titles = [[part.title for part in branch.segments] for branch in tree.branches]
+    assert [one for one in titles[1] if one] == [
+        "rewrites reply 0, trained in path 0",
+        "repeats reply 1, trained in path 0",
+        "reply 2",
+        "reply 3",
+    ]
+    steps = GivenSteps()
+    for sent, said in (([1, 2], [3, 9]), ([1, 2, 3, 9, 5, 5], [6, 9]), ([1, 2, 3, 9, 7], [8, 9])):
+        steps.add(sent, said, [-0.5] * len(said), [1.0] * len(said))
+    done = ps.chat.FinishedTrajectory(paths=steps.paths())
+    data = ps.write_trajectories(
+        folder / "apart-again", [done], tokenizer=trajectory.tokenizer, share=False
+    )
+    tree = view_document(data, 0, None).trajectory
+    titles = [part.title for part in tree.branches[1].segments if part.title]
+    assert titles == ["repeats reply 0, trained in path 0", "reply 2"]
+    assert "masked" not in tree.kinds
 
 
 def test_documents_without_samples_have_no_trajectory(folder):

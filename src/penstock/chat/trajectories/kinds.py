@@ -71,6 +71,10 @@ class TokenKinds(NamedTuple):
     """int8 [T] of each path: numbers of `KINDS`."""
     replies: tuple[Reply, ...]
     copies: tuple[Copy, ...]
+    shared: tuple[Copy, ...]
+    """Replies in a beginning that a path has in common with an earlier one; where paths are stored
+    apart, these are copies, too.
+    """
 
 
 def kinds_of(paths: Sequence[StoredPath], ends: Collection[int] = ()) -> TokenKinds:
@@ -83,7 +87,9 @@ def kinds_of(paths: Sequence[StoredPath], ends: Collection[int] = ()) -> TokenKi
     search = _Search(paths, frozenset(ends))
     for number in range(len(paths)):
         search.add(number)
-    return TokenKinds(tuple(search.kinds), tuple(search.replies), tuple(search.copies))
+    return TokenKinds(
+        tuple(search.kinds), tuple(search.replies), tuple(search.copies), tuple(search.shared)
+    )
 
 
 class _Region(NamedTuple):
@@ -92,6 +98,7 @@ class _Region(NamedTuple):
     reply: int
     begin: int
     end: int
+    same: bool = True
 
 
 @final
@@ -103,6 +110,7 @@ class _Search:
         self.kinds: list[Array] = []
         self.replies: list[Reply] = []
         self.copies: list[Copy] = []
+        self.shared: list[Copy] = []
         self._regions: list[list[_Region]] = []
 
     def add(self, number: int) -> None:
@@ -121,9 +129,12 @@ class _Search:
             again[known == REWRITTEN] = REWRITTEN
             kinds[:shared] = np.where(trained[:shared], SAMPLED, again)
             regions += [one for one in self._regions[near] if one.end <= shared]
+            self.shared += [
+                Copy(number, one.begin, one.end, one.reply, one.same) for one in regions
+            ]
             for copy in self._copies(number, near, shared, limit):
                 self.copies.append(copy)
-                regions.append(_Region(copy.reply, copy.begin, copy.end))
+                regions.append(_Region(copy.reply, copy.begin, copy.end, copy.same))
                 mine = kinds[copy.begin : copy.end]
                 mine[mine != SAMPLED] = REPEATED if copy.same else REWRITTEN
         before = sum(self._answer(one) == path.answer for one in self.replies)

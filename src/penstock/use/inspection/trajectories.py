@@ -337,7 +337,7 @@ class _Made:
         owners = np.full(len(self.tokens), -1)
         stretches = [
             *((reply.path, reply.begin, reply.end) for reply in found.replies),
-            *((copy.path, copy.begin, copy.end) for copy in found.copies),
+            *((copy.path, copy.begin, copy.end) for copy in (*found.copies, *found.shared)),
         ]
         for number, (path, first, last) in enumerate(stretches):
             places = self.places[path][first:last]
@@ -360,7 +360,7 @@ class _Made:
             elif owner < count:
                 yield self._of_reply(replies, owner, begin + first, begin + last)
             else:
-                copy = found.copies[owner - count]
+                copy = (*found.copies, *found.shared)[owner - count]
                 yield Segment(begin + first, begin + last, -1, self._does(found, copy))
 
     def _of_reply(self, replies: Sequence[ShownReply], place: int, begin: int, end: int) -> Segment:
