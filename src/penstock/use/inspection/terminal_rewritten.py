@@ -13,7 +13,7 @@ from rich.text import Text
 
 from penstock.use.inspection.rows import RowDocument, RowView
 from penstock.use.inspection.stretches import PREDICTING, STANDING, Stretch
-from penstock.use.inspection.terminal_tokens import COLOURS, Style
+from penstock.use.inspection.terminal_style import COLOURS, Style
 
 CHARACTERS = 5
 """Characters of an original document to show, per token of the limit."""
