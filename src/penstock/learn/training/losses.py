@@ -307,6 +307,28 @@ def hidden_loss(
     )
 
 
+def loss_of_documents(
+    found: DocumentLosses, groups: Tensor | None = None, num_groups: int = 0
+) -> RowLoss:
+    """The sums of a row from those of its documents, undivided; `loss` is that at distance 1.
+
+    Args:
+        found: Of one row, without z_loss.
+        groups: int64 [K, n] on the model's device: groups that each document belongs to.
+        num_groups: G, larger than every number in `groups`.
+    """
+    losses, weights = found.losses, found.weights
+    return RowLoss(
+        loss=losses[0].sum(),
+        cross_entropy=losses.detach().sum(1),
+        weights=weights.sum(1),
+        num_targets=int(found.targets.sum()),
+        groups=None
+        if groups is None
+        else _by_group(losses[0].detach(), weights[0], groups, num_groups),
+    )
+
+
 def _by_group(each: Tensor, weights: Tensor, groups: Tensor, num_groups: int) -> Tensor:
     """[2, G]: sums of `each` and of weights over the targets of each group."""
     sums = each.new_zeros(2, num_groups)
