@@ -275,7 +275,7 @@ def test_rows_of_documents_that_see_each_other(dataset):
     found = ps.loss(net, step, by="document")
     assert len(found) == len(rows.explain(0))
     number = int(np.argmax([row.num_documents for row in step]))
-    with pytest.raises(ConfigError, match=r"does not say where they begin; give the step"):
+    with pytest.raises(ConfigError, match=r"\d+ documents and does not say where .* give the step"):
         ps.loss(net, step[number], by="document")
     owners = np.repeat(
         np.arange(step[number].num_documents),
@@ -310,6 +310,39 @@ def test_a_prefix_tree_is_one_document(tmp_path):
     of_joined = ps.loss(net, joined, by="document")
     known = of_joined.sources >= 0
     assert torch.equal(of_joined.losses[:, known], found.losses)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        ps.MaskedDiffusion(mask_token=60),
+        ps.BlockDiffusion(mask_token=60, block=4),
+        ps.BlockDiffusion(mask_token=60, block=4, form="prefix"),
+    ],
+    ids=["masked", "blocks", "prefix"],
+)
+def test_documents_of_diffusion_are_whole(dataset, objective):
+    """Targets are of the slots themselves, and each document may be several nodes."""
+    net = model()
+    rows = loader(ps.Source(dataset, objective=objective), net, sequence_length=256)
+    step = next(iter(rows))
+    found = ps.loss(net, step, by="document")
+    pieces = rows.explain(0)
+    assert found.numbers.tolist() == [piece.document for piece in pieces]
+    total = ps.loss(net, step).item() * step.loss_denominator
+    assert found.losses.sum().item() == pytest.approx(total, rel=1e-6)
+    for number, row in enumerate(step):
+        here = [piece for piece in pieces if piece.row == number]
+        owners = np.repeat(np.arange(len(here)), [piece.num_tokens for piece in here])
+        expected = twin(net, row, np.pad(owners, (0, 256 - len(owners))), len(here))
+        at = found.rows == number
+        torch.testing.assert_close(found.losses[:, at], expected[0], rtol=1e-8, atol=1e-10)
+        assert np.array_equal(found.right[:, at].numpy(), expected[3])
+        if row.reach is None:
+            assert torch.equal(ps.loss(net, row, by="document").losses, found.losses[:, at])
+        else:
+            with pytest.raises(ConfigError, match=r"the nodes of its documents .* give the step"):
+                ps.loss(net, row, by="document")
 
 
 def test_a_row_without_targets_reaches_every_weight():

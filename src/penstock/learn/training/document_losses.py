@@ -119,6 +119,9 @@ class SlotDocuments:
         Raises:
             ConfigError: The row does not say where its documents begin.
         """
+        if row.reach is not None and row.paths is None:
+            # As of block diffusion: each document is several nodes.
+            raise _unknown("the nodes of its documents")
         # With prefix trees these are nodes.
         numbers, sources = _numbers(row), row.source_ids.astype(np.int64)
         if row.paths is None:
@@ -149,6 +152,14 @@ class SlotDocuments:
         return cls(numbers=numbers.ravel(), sources=sources)
 
 
+def _unknown(what: str) -> ConfigError:
+    return ConfigError(
+        f"losses by document: the row has {what} and does not say where documents begin; give the "
+        "step, ps.loss(model, step, by='document'), or if documents of the row see each other, "
+        "make the loader with requirements that have document_ids=True"
+    )
+
+
 def _numbers(row: ModelInput) -> Int64:
     """[T] number of the document, or node, of each slot of a row."""
     padded = int(row.num_tokens < row.sequence_length)
@@ -163,11 +174,7 @@ def _numbers(row: ModelInput) -> Int64:
         lengths = lengths[lengths > 0]
         numbers, count = np.repeat(np.arange(len(lengths)), lengths), len(lengths)
     if count != len(row.source_ids) + padded:
-        raise ConfigError(
-            f"losses by document: the row has {len(row.source_ids)} documents and does not say "
-            "where they begin; give the step, ps.loss(model, step, by='document'), or make the "
-            "loader with requirements that have document_ids=True"
-        )
+        raise _unknown(f"{len(row.source_ids)} documents")
     return numbers
 
 
