@@ -121,8 +121,10 @@ def chat(problem: Problem, *, calling: bool) -> dict[str, Any]:
 def imitate(folder: Path, trained: list[Problem], sizes: dict[str, Any], base: str | None):
     """Learn the format, and two habits: to call, and to answer at once."""
     random, data = Random(1), folder / "data"
-    asked = [random.choice(trained) for _ in range(sizes["chats"])]
-    chats = [chat(one, calling=random.random() < CALLING) for one in asked]
+    chats = [
+        chat(random.choice(trained), calling=random.random() < CALLING)
+        for _ in range(sizes["chats"])
+    ]
     tokenizer = ps.load_tokenizer(base) if base else ps.train_tokenizer(
         [json.dumps(one, ensure_ascii=False) for one in chats], vocab_size=512,
         special_tokens=["<|im_start|>", "<|im_end|>"], output=folder / "tokenizer", progress=False,
@@ -130,8 +132,9 @@ def imitate(folder: Path, trained: list[Problem], sizes: dict[str, Any], base: s
     ps.prepare(chats, tokenizer=tokenizer, template=TEMPLATE, output=data, progress=False)
     return ps.train(
         f"hf:{base}" if base else ps.build_model(vocab_size=tokenizer.vocab_size, **LAYERS),
-        ps.Loader(data, sequence_length=256, rows_per_step=4), output=folder / "run", progress=False,
-        steps=sizes["steps"], learning_rate=sizes["rate"], optimizer="adamw" if base else "muon",
+        ps.Loader(data, sequence_length=256, rows_per_step=4), output=folder / "run",
+        optimizer="adamw" if base else "muon", learning_rate=sizes["rate"], steps=sizes["steps"],
+        progress=False,
     )  # fmt: skip
 
 

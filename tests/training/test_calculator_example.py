@@ -1,5 +1,5 @@
-"""`examples/calculator.py` with sizes of a few seconds: it imitates, samples, trains and judges; its
-environment is right about calls and answers.
+"""`examples/calculator.py` with sizes of a few seconds: it imitates, samples, trains, judges, and
+its environment is right about calls and answers.
 """
 
 import importlib.util

@@ -91,8 +91,7 @@ def render_form(
     best: _Try | None = None
     helpful: set[Form] = set()
     failures: list[RecordError] = []
-    first = [tuple(likely)] if likely and set(conversation.forms).issuperset(likely) else []
-    for chosen in [*first, *choices(conversation.forms)]:
+    for chosen in sorted(choices(conversation.forms), key=lambda one: one != tuple(likely)):
         if best is not None and not helpful.issuperset(chosen):
             continue
         form = changed(conversation, chosen) if chosen else conversation
