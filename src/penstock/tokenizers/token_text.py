@@ -18,7 +18,7 @@ class Spelling:
         """
         table = tokenizer.byte_table
         # Views, not copies: each conversation has one, and vocabularies are large.
-        self._data, self._offsets = memoryview(table.data), table.offsets
+        self._data, self._offsets = table.data.data, table.offsets
         self._names = {
             i: text.encode() for text, i in tokenizer.special_tokens.items() if i not in silent
         }
