@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from makers.processes import call_penstock
 from makers.tokenizers import CHAT_CONTROLS, CHATML, tiny_tokenizer
 from penstock.chat import FinishedTrajectory, Trajectory
 from penstock.core.errors import ConfigError, OutputError, RecordError
@@ -169,3 +170,32 @@ def test_a_policy_learns_from_them(answers, tokenizer, tmp_path):
     )
     assert [one["step"] for one in run.metrics] == [1, 2]
     assert all(np.isfinite(one["loss"]) for one in run.metrics)
+
+
+def test_paths_are_stored_apart_if_asked_for(answers, tokenizer, tmp_path):
+    records = [
+        {
+            "prompt_ids": [5, 6, 7, 8],
+            "completion_ids": ids(tokenizer, "It."),
+            "reward": n,
+            "group": "q",
+        }
+        for n in (0, 1)
+    ]
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    sizes = [
+        ps.prepare_trajectories(
+            path, tokenizer=tokenizer, output=tmp_path / str(share), share=share, progress=False
+        ).num_tokens
+        for share in (True, False)
+    ]
+    assert sizes[1] == 2 * (4 + len(ids(tokenizer, "It.")))
+    assert sizes[0] < sizes[1]
+    tokenizer.save(tmp_path / "tokenizer")
+    given = ["prepare", str(path), "-t", str(tmp_path / "tokenizer"), "--no-share"]
+    found = call_penstock(*given, "--trajectories", "-o", str(tmp_path / "apart"))
+    assert found.exit_code == 0, found.output
+    assert ps.open_dataset(tmp_path / "apart").num_tokens == sizes[1]
+    with pytest.raises(ConfigError, match="--no-share are for --trajectories"):
+        call_penstock(*given, "-o", str(tmp_path / "no"))

@@ -1,5 +1,5 @@
 """Datasets of trajectories: each group, the answers to one question, is a document, a prefix tree
-of all paths of its trajectories.
+of all paths of its trajectories; for models that read no trees, one path behind the other.
 
 Made from files of records (`prepare_trajectories`), or from Python while a run goes on
 (`write_trajectories`). A run that samples and trains in turn writes a dataset a round, next to each
@@ -59,6 +59,7 @@ def write_trajectories(
     chat: ChatInfo | None = None,
     sampling: Mapping[str, object] = MappingProxyType({}),
     append: bool = False,
+    share: bool = True,
 ) -> Dataset:
     """Write trajectories as a dataset that a policy learns from.
 
@@ -71,6 +72,8 @@ def write_trajectories(
         chat: Template and stop ids, which a run keeps.
         sampling: Settings of the sampler that filter, such as top_k; a policy refuses them.
         append: Write the next round.
+        share: False: each path is stored apart, for models that read no trees; the loss is the
+            same. True: what paths of a group begin with in common is stored and computed once.
 
     Raises:
         ConfigError: There is no trajectory, or some have a reward and others have not.
@@ -80,7 +83,7 @@ def write_trajectories(
     groups = in_groups(trajectories)
     if not groups:
         raise ConfigError("there are no trajectories to write")
-    documents = trees_of(groups)
+    documents = trees_of(groups, share=share)
     if append:
         folder = _next_round(folder)
     return write_dataset(
@@ -106,8 +109,11 @@ def in_groups(
     return list(groups.values())
 
 
-def trees_of(groups: Sequence[Sequence[FinishedTrajectory]]) -> list[TreeDocument]:
-    """One document for each group, all with the same values and columns.
+def trees_of(
+    groups: Sequence[Sequence[FinishedTrajectory]], *, share: bool = True
+) -> list[TreeDocument]:
+    """One document for each group, all with the same values and columns; see `write_trajectories`
+    about `share`.
 
     Raises:
         ConfigError: Some have a number, such as a reward, that others lack.
@@ -128,7 +134,7 @@ def trees_of(groups: Sequence[Sequence[FinishedTrajectory]]) -> list[TreeDocumen
         *([TURN_REWARDS] if any(one.step_rewards for one in every) else []),
         *([POLICY_VERSION] if _all_or_none("version", [one.version for one in every]) else []),
     ]
-    return [_tree_of(group, names, columns) for group in groups]
+    return [_tree_of(group, names, columns, share=share) for group in groups]
 
 
 def _all_or_none(name: str, values: Sequence[object]) -> bool:
@@ -146,7 +152,11 @@ def _all_or_none(name: str, values: Sequence[object]) -> bool:
 
 
 def _tree_of(
-    group: Sequence[FinishedTrajectory], names: Sequence[str], columns: Sequence[str]
+    group: Sequence[FinishedTrajectory],
+    names: Sequence[str],
+    columns: Sequence[str],
+    *,
+    share: bool,
 ) -> TreeDocument:
     paths = [(answer, one, path) for answer, one in enumerate(group) for path in one.paths]
     return build_tree(
@@ -158,6 +168,7 @@ def _tree_of(
             TRUNCATED: [float(one.truncated) for _, one, _ in paths],
         },
         columns={name: [_column(name, one, path) for _, one, path in paths] for name in columns},
+        share=share,
     )
 
 
@@ -224,6 +235,7 @@ def prepare_trajectories(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     on_error: Literal["stop", "skip"] = "stop",
     append: bool = False,
+    share: bool = True,
     progress: bool = True,
 ) -> Dataset:
     """Make a dataset of trajectories from files of records.
@@ -240,6 +252,7 @@ def prepare_trajectories(
         chat_template_kwargs: Variables for the template.
         on_error: What to do about a record that cannot be read: stop, or skip it and say so.
         append: Write the next round.
+        share: False: each path is stored apart, for models that read no trees.
         progress: Say what was read.
 
     Raises:
@@ -272,7 +285,7 @@ def prepare_trajectories(
                 bar.advance(1)
     if not found:
         raise RecordError(f"{source}: holds no trajectory")
-    dataset = write_trajectories(output, found, tokenizer=loaded, append=append)
+    dataset = write_trajectories(output, found, tokenizer=loaded, append=append, share=share)
     if progress:
         say(summary(found, dataset, skipped))
     return dataset

@@ -125,6 +125,18 @@ def run(
             rich_help_panel="Trajectories",
         ),
     ] = False,
+    no_share: Annotated[
+        bool,
+        typer.Option(
+            "--no-share",
+            metavar="",
+            help=(
+                "Store each path apart, for models that read no trees; otherwise what answers of "
+                "a group begin with in common is stored once."
+            ),
+            rich_help_panel="Trajectories",
+        ),
+    ] = False,
     assignments: Annotated[
         list[str] | None,
         typer.Option(
@@ -154,10 +166,16 @@ def run(
             raise ConfigError(
                 "--trajectories takes none of --config, --chat-config, --set and --json"
             )
-        _prepare_trajectories(settings, chat, history or "sampled", append, quiet)
+        _prepare_trajectories(
+            {**settings, **chat},
+            history=history or "sampled",
+            append=append,
+            share=not no_share,
+            progress=not quiet,
+        )
         return
-    if history is not None or append:
-        raise ConfigError("--history and --append are for --trajectories")
+    if history is not None or append or no_share:
+        raise ConfigError("--history, --append and --no-share are for --trajectories")
     prepared = ps.prepare(
         **settings, **_chat(chat, config, chat_config, assignments or []), progress=not quiet
     )
@@ -173,14 +191,11 @@ def run(
 _OF_TRAJECTORIES = ("source", "tokenizer", "output", "on_error", "template", "chat_template_kwargs")
 
 
-def _prepare_trajectories(
-    settings: dict[str, Any], chat: dict[str, Any], history: Any, append: bool, quiet: bool
-) -> None:
-    given = {**settings, **chat}
+def _prepare_trajectories(given: dict[str, Any], **further: Any) -> None:
     if wrong := [name for name in given if name not in _OF_TRAJECTORIES]:
         flag = wrong[0].replace("_", "-")
         raise ConfigError(f"--trajectories does not take --{flag}; leave it out")
-    ps.prepare_trajectories(**given, history=history, append=append, progress=not quiet)
+    ps.prepare_trajectories(**given, **further)
 
 
 def _chat(

@@ -12,7 +12,8 @@ from penstock.learn.generation.settings import Sampling, sampling_defaults
 from penstock.learn.training.run_folder import RunFolder
 from penstock.use.runs.episodes import EpisodeSettings, write_episodes
 from penstock.use.runs.keywords import GenerateKeywords, OpeningKeywords
-from penstock.use.runs.opening import Opened, writer_of
+from penstock.use.runs.opening import Opened, open_without_weights, writer_of
+from penstock.use.runs.remote_sampler import RemoteEngine
 from penstock.use.runs.rollouts import read_records, write_rollouts
 from penstock.use.runs.run_document import check_names
 
@@ -161,25 +162,37 @@ def sample_rollouts(
 
 
 def sample_episodes(
+    run: RunFolder,
     open_model: Callable[[OpeningKeywords], Opened],
     prompts: str | Path | Sequence[str | Mapping[str, Any]],
     environment: Any,
     output: str | Path,
     episodes: EpisodeSettings,
+    engine: RemoteEngine | None,
     progress: bool,
     settings: dict[str, Any],
 ) -> "Rollouts":
     """Trajectories with an environment, as a dataset; see `Run.rollouts`."""
     opening = _checked("Run.rollouts", settings, "samples", "version", "progress", "environment")
     sampling = _sampling({"temperature": 1.0, **settings}, {})
+    if engine is None:
+        opened = open_model(opening)
+    elif given := {"device", "threads"} & {*opening}:
+        raise ConfigError(
+            f"Run.rollouts: {min(given)} is for a model that computes here; leave it out with an "
+            "engine"
+        )
+    else:
+        opened = open_without_weights(run, opening.get("context_length"))
     return write_episodes(
-        open_model(opening),
+        opened,
         _records(prompts),
         environment,
         output,
         settings=episodes,
         sampling=sampling,
         progress=progress,
+        engine=engine,
     )
 
 
