@@ -27,6 +27,7 @@ import torch
 
 import penstock as ps
 from common import Peer, against, arguments, cpu_seconds, table, take_turns
+from penstock.chat import TrajectoryReader
 from penstock.data.shards import build_tree
 from penstock.data.shards.dataset import Dataset
 from penstock.data.shards.memory import weight_spans
@@ -44,6 +45,8 @@ SHAPES = {
     "groups of 8, prompt four times the answer": (800, 200, 8, 2, 2.6),
 }
 """Tokens of the prompt, of an answer, answers, documents, and the goal."""
+ROUND = 127
+"""Trajectories of a round whose steps are timed, with the others of their groups."""
 STORED, PAIRS = 400, 24
 """Documents whose bytes are counted; real pairs whose steps are timed."""
 CPU = Ranks(torch.device("cpu"))
@@ -85,36 +88,21 @@ def random_groups(
     return groups
 
 
-def apart(folder: Path, groups: Dataset) -> Dataset:
-    """A dataset of a round of rollouts with nothing shared."""
-    made = []
-    for one in groups:
-        tree = one.tree
-        slots = [tree.slots(path) for path in range(len(tree.paths))]
-        made.append(
-            build_tree(
-                [one.tokens[path] for path in slots],
-                [(one.loss_weights[path] > 0).astype(np.float32) for path in slots],
-                values={name: tree.value(name) for name in tree.names},
-                columns={name: [one.columns[name][path] for path in slots] for name in one.columns},
-                share=False,
-            )
-        )
-    return ps.write_dataset(
-        folder,
-        [one.tokens for one in made],
-        spans=[weight_spans(one.loss_weights) for one in made],
-        trees=[one.tree for one in made],
-        columns={name: [one.columns[name] for one in made] for name in made[0].columns},
-        vocab_size=VOCAB,
-    )
-
-
 def compare_round(folder: str, repeats: int) -> list[Any]:
-    """Steps over the trajectories of a round of rollouts."""
+    """Steps over the trajectories of a round of rollouts, from the records next to its dataset."""
+    reader = TrajectoryReader(tokenizer=ps.load_tokenizer(f"{folder}/tokenizer"), variables={})
+    lines = Path(f"{folder}.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    found = [reader.read(json.loads(line), folder) for line in lines]
+    groups = {one.group for one in found[: 1 + ROUND]}
+    found = [one for one in found if one.group in groups]
     with tempfile.TemporaryDirectory() as name:
-        tree = ps.open_dataset(folder)
-        data = {"tree": tree, "apart": apart(Path(name) / "apart", tree)}
+        data = {
+            which: ps.write_trajectories(
+                f"{name}/{which}", found, tokenizer=reader.tokenizer, share=which == "tree"
+            )
+            for which in ("tree", "apart")
+        }
+        tree = data["tree"]
         slots = data["apart"].num_tokens / tree.num_tokens
         lines = [("slots", f"{slots:.2f} ×", f"{data['apart'].num_tokens:,}, {tree.num_tokens:,}")]
         for what, trunk in (("trunk", True), ("step", False)):

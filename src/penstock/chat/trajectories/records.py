@@ -194,8 +194,11 @@ def steps_of(record: JsonMapping) -> Iterator[RecordedStep]:
 
 def one_by_one(record: JsonMapping) -> Iterator[JsonMapping]:
     """The records in a batch, as `rollout_func` of TRL gives one: fields that are lists with one
-    entry for each answer; a record that is none, as it is.
+    entry for each answer; a record that is none, as it is. The line in which rollouts say what they
+    are of holds none.
     """
+    if set(record) == {"digest"}:
+        return
     ids = _first(record, RESPONSE)
     if not (isinstance(ids, list | tuple) and ids and isinstance(ids[0], list | tuple)):
         yield record
