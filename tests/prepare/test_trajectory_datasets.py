@@ -3,6 +3,8 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 import penstock as ps
@@ -157,6 +159,38 @@ def test_a_truncated_file_is_said(tokenizer, tmp_path):
     path.write_text('{"prompt_ids": [5], "completion_ids": [6], "rew')
     with pytest.raises(RecordError, match=r"records\.jsonl:1"):
         ps.prepare_trajectories(path, tokenizer=tokenizer, output=tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            '{"prompt_ids": [5], "response_ids": [6], "logprobs": [-1, -1]}',
+            "2 log-prob",
+        ),
+        ('{"prompt_ids": [5], "response_ids": [99999]}', "give the engine's tokenizer"),
+        ('{"prompt_ids": [99999], "response_ids": [6]}', "its prompt: id 99999"),
+        ('{"prompt_ids": [5], "response_ids": [6], "logprobs": [NaN]}', "expected"),
+        ('{"prompt_ids": [5], "response_ids": [6], "reward": NaN}', "expected"),
+        ('{"group": "nowhere", "reward": 1.0}', "no sampled ids.*expected response_ids"),
+        ('{"prompt_ids": [5], "response_ids": [6]', "not JSON.*it may have been cut"),
+        ("[5]", "object"),
+    ],
+)
+def test_bad_records_have_file_line_and_cure(line, said, tokenizer, tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"prompt_ids": [5], "response_ids": [6]}\n' + line + "\n")
+    with pytest.raises(RecordError, match=rf"bad\.jsonl:2.*({said})"):
+        ps.prepare_trajectories(path, tokenizer=tokenizer, output=tmp_path / "data", progress=False)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_truncated_parquet_file_is_said(answers, tokenizer, tmp_path):
+    path = tmp_path / "cut.parquet"
+    parquet.write_table(pa.table({"prompt_ids": [[5]], "response_ids": [[6]]}), path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(RecordError, match=r"cut\.parquet"):
+        ps.prepare_trajectories(path, tokenizer=tokenizer, output=tmp_path / "data", progress=False)
 
 
 def test_a_policy_learns_from_them(answers, tokenizer, tmp_path):

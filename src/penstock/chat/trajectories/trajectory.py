@@ -17,8 +17,8 @@ them is rendered. Three ways to go on after a reply:
   path begins, in which replies keep their ids where they are written as they were sampled.
 - `tool_cycle`: `sampled` until the next message of a user, where it is `template`.
 
-Costs a render of the conversation a prompt, and one more for each other form of its messages that is
-tried.
+Costs a render of the conversation a prompt, and one more for each other form of its messages that
+is tried.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -19,9 +19,9 @@ from penstock.chat import Template, load_template
 from penstock.chat.render.template import own_template
 from penstock.chat.trajectories.finished import FinishedTrajectory
 from penstock.chat.trajectories.paths import TokenPath
-from penstock.chat.trajectories.records import TrajectoryReader, one_by_one
+from penstock.chat.trajectories.records import TrajectoryReader
 from penstock.chat.trajectories.trajectory import HISTORIES, History
-from penstock.core.errors import ConfigError, ConversationError, OutputError, RecordError
+from penstock.core.errors import ConfigError, OutputError, RecordError
 from penstock.core.folders import local_path
 from penstock.core.suggestions import suggests
 from penstock.core.terminal import Progress
@@ -42,7 +42,7 @@ from penstock.data.shards.format.trees import (
 )
 from penstock.data.shards.memory import weight_spans, write_dataset
 from penstock.data.sources.opening import open_sources
-from penstock.data.sources.records import stop_at_damage
+from penstock.data.sources.records import Fields, stop_at_damage
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
@@ -184,8 +184,13 @@ def _column(name: str, one: FinishedTrajectory, path: TokenPath) -> Any:
     ends = [*path.begins[1:], len(path.ids)]
     for number, begin, end in zip(path.replies, path.begins, ends, strict=True):
         trained = begin + np.flatnonzero(path.weights[begin:end] > 0)
-        if given and len(trained):
-            found[trained if name == TOKEN_ADVANTAGES else trained[-1:]] = given[number]
+        if not given or not len(trained):
+            continue
+        value = np.array(given[number], np.float32)
+        if value.ndim:
+            # Of each token of the reply; those that are not trained have none.
+            value = value[trained - begin]
+        found[trained if name == TOKEN_ADVANTAGES else trained[-1:]] = value
     return found
 
 
@@ -211,17 +216,15 @@ def read_trajectories(
         RecordError: A file cannot be read to its end.
     """
     paths = [str(source)] if isinstance(source, str | Path) else [str(one) for one in source]
-    for part in open_sources(paths):
+    for part in open_sources(paths, fields=Fields(whole=True)):
         for block in part.objects(stop_at_damage):
             yield from (RecordError(str(reject)) for reject in block.rejects)
             places = zip(block.files.tolist(), block.lines.tolist(), strict=True)
             for (file, line), record in zip(places, block.objects, strict=True):
-                where = f"{part.files[file]}:{line}"
-                for one in one_by_one(record):
-                    try:
-                        yield reader.read(one, where)
-                    except ConversationError as error:
-                        yield error
+                if set(record) == {"digest"}:
+                    # The line in which a round of rollouts says what it is of.
+                    continue
+                yield from reader.read_all(record, f"{part.files[file]}:{line}")
 
 
 @suggests

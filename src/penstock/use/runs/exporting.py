@@ -67,6 +67,12 @@ def export_run(
     """
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
     check_output(output, overwrite)
+    if run.facts.diffusion is not None:
+        raise ConfigError(
+            f"{run.path}: was trained by diffusion, with attention in both directions, and the "
+            "layouts "
+            "of transformers that can be written are read causally; use the run as it is"
+        )
     tokenizer = load_tokenizer(run.tokenizer)
     length = context_length or context_of(run)
     stored_dtype(dtype)  # refused before the model is read

@@ -197,7 +197,8 @@ def load_opened(
     if threads is not None:
         torch.set_num_threads(threads)
     opened = open_without_weights(run, context_length)
-    model = load_folder(opened.run.model, local_device(device), module=module)
+    weights = load_folder(opened.run.model, local_device(device), module=module)
+    model = with_facts(weights, opened.run.facts)
     if model.lora is not None:
         # Otherwise each token would make the whole embedding again.
         settle_parts(model)

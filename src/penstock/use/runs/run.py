@@ -41,6 +41,7 @@ from penstock.use.runs.keywords import (
     OpeningKeywords,
     ServeKeywords,
     TrainKeywords,
+    WriteKeywords,
 )
 from penstock.use.runs.opening import Opened, load_opened
 from penstock.use.runs.reference import cache_reference
@@ -121,20 +122,20 @@ class Run(RunFolder):
         return self._opened[key]
 
     @overload
-    def generate(self, prompt: str = "", **settings: Unpack[GenerateKeywords]) -> str: ...
+    def generate(self, prompt: str = "", **settings: Unpack[WriteKeywords]) -> str: ...
     @overload
     def generate(
-        self, prompt: list[str] | tuple[str, ...], **settings: Unpack[GenerateKeywords]
+        self, prompt: list[str] | tuple[str, ...], **settings: Unpack[WriteKeywords]
     ) -> list[str]: ...
     def generate(
-        self, prompt: str | list[str] | tuple[str, ...] = "", **settings: Unpack[GenerateKeywords]
+        self, prompt: str | list[str] | tuple[str, ...] = "", **settings: Unpack[WriteKeywords]
     ) -> str | list[str]:
         """Generate texts; prompts are not included in them.
 
         Args:
             prompt: One prompt, or several, which are generated together.
-            settings: See `Sampling` (temperature 0.8 by default), and context_length, device,
-                threads.
+            settings: See `Sampling` (temperature 0.8 by default), `Unmasking` for diffusion, and
+                context_length, device, threads.
 
         Returns:
             The text; for several prompts a list.
@@ -146,7 +147,7 @@ class Run(RunFolder):
         written = sample_texts("Run.generate", self._open_model, prompts, 1, dict(settings))
         return written[0].text if isinstance(prompt, str) else [one.text for one in written]
 
-    def stream(self, prompt: str = "", **settings: Unpack[GenerateKeywords]) -> Iterator[str]:
+    def stream(self, prompt: str = "", **settings: Unpack[WriteKeywords]) -> Iterator[str]:
         """Generate a text piece by piece, as its words become certain.
 
         Args:
@@ -163,7 +164,7 @@ class Run(RunFolder):
         prompts: str | Sequence[str],
         *,
         samples: int = 1,
-        **settings: Unpack[GenerateKeywords],
+        **settings: Unpack[WriteKeywords],
     ) -> list[SampledText]:
         """Generate texts, each with its tokens, its seed and why it ended.
 
@@ -209,9 +210,7 @@ class Run(RunFolder):
         """
         return open_session(self._open_model, system, template, dict(settings))
 
-    def chat(
-        self, messages: str | Sequence[JsonMapping], **settings: Unpack[GenerateKeywords]
-    ) -> str:
+    def chat(self, messages: str | Sequence[JsonMapping], **settings: Unpack[WriteKeywords]) -> str:
         """The assistant's reply to a message, or to a conversation.
 
         Args:
@@ -259,10 +258,9 @@ class Run(RunFolder):
             reward: Function of (record, answer) that gives a number, or its name. With a parameter
                 `finish_reason` it is told why the answer ended: stop or length.
             output: A new folder for the dataset.
-            environment: In place of a reward: function of (messages, reply) that gives the messages
-                that come next, or a number where it is over, or its name; see
-                `penstock.use.runs.environments`. Trajectories that are over are kept in
-                `OUTPUT.jsonl`, so a call that was stopped goes on.
+            environment: In place of a reward: function of (messages, reply) that gives the next
+                messages, or a number where it is over, or its name (`use.runs.environments`).
+                Trajectories that are over are kept in `OUTPUT.jsonl`; a stopped call goes on.
             samples: Answers to each prompt.
             version: Version of the policy that samples, stored with each token as the column
                 `policy_version`, which `policy.max_staleness` reads; None: not stored.
@@ -270,10 +268,10 @@ class Run(RunFolder):
             max_turns: With an environment: replies of a trajectory, at most.
             history: With an environment: how prompts go on, as for `ps.chat.Trajectory`.
             at_once: With an environment: trajectories at the same time, at most.
-            engine: With an environment: URL of a server (vLLM, penstock serve) that samples in
-                place of this run's weights, which are not loaded; see `RemoteEngine`.
+            engine: With an environment: URL of a server that samples, without this run's weights;
+                see `RemoteEngine`.
             engine_model: Name of the model there; None: the only one.
-            engine_logprobs: What the server's log-probabilities are: raw, or processed.
+            engine_logprobs: Its log-probabilities: raw, or processed.
             engine_seconds: Maximum time for a reply, and for trying again while it is away.
             progress: Show progress.
             settings: As for `generate`; temperature is 1 by default. A policy refuses answers that
