@@ -35,6 +35,7 @@ from penstock.chat.render.forms import forms_of
 from penstock.chat.render.template import Rendered, Template, load_template, own_template
 from penstock.chat.render.turns import RenderedConversation, Turn, difference
 from penstock.chat.trajectories.finished import FinishedTrajectory
+from penstock.chat.trajectories.notebook import tree_html
 from penstock.chat.trajectories.paths import OpenPath, TokenPath
 from penstock.chat.trajectories.proof import Proof, TrajectoryCertificate
 from penstock.chat.trajectories.replies import (
@@ -326,6 +327,18 @@ class Trajectory:
     def certificate(self) -> TrajectoryCertificate:
         """What was proven of each prompt, and that each sampled token is trained once."""
         return self._proof.certificate(self.paths())
+
+    def __repr__(self) -> str:
+        """One line, however long it is: counts."""
+        paths = self.paths()
+        return (
+            f"Trajectory({len(self.messages)} messages, {len(self._said)} replies, {len(paths)} "
+            f"paths, {sum(int((path.weights > 0).sum()) for path in paths)} tokens trained)"
+        )
+
+    def _repr_html_(self) -> str:
+        """Notebook view: its paths as a tree, and what was sampled, rendered and rewritten."""
+        return tree_html(self)
 
     def _read(self, messages: Sequence[JsonMapping], *, replies: bool = False) -> list[JsonObject]:
         """Messages as templates see them."""
