@@ -332,8 +332,8 @@ def _mask_of(mask: int | str | None, facts: Facts, extended: str | None, name: s
         return mask
     tokenizer = tokenizer_of(facts, extended, where)
     add = (
-        f"add one: penstock tokenizer add {tokenizer.name} --token '<|mask|>' --output DIR, and "
-        "tokenizer=DIR here"
+        f"add one: `penstock tokenizer add {tokenizer.name} --token '<|mask|>' --output DIR`, and "
+        "name DIR as tokenizer here"
     )
     if isinstance(mask, int):
         if mask >= tokenizer.vocab_size:
