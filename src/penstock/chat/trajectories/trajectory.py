@@ -17,14 +17,15 @@ them is rendered. Three ways to go on after a reply:
   path begins, in which replies keep their ids where they are written as they were sampled.
 - `tool_cycle`: `sampled` until the next message of a user, where it is `template`.
 
-Costs two to three renders of the conversation a prompt.
+Costs a render of the conversation a prompt, and one more for each other form of its messages that
+is tried.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
 
-from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation
+from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation, Form
 from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.messages import read_messages
 from penstock.chat.records.tools import read_tools
@@ -143,6 +144,8 @@ class Trajectory:
         """Of each reply: number of its path, and tokens of its prompt."""
         self._done: list[TokenPath] = []
         self._path = OpenPath()
+        self._form: tuple[Form, ...] = ()
+        """Changes of messages that the template needed for the last prompt."""
         self._sent = ""
         """The text of all that was sent and sampled in this path."""
         self._awaits = False
@@ -367,18 +370,14 @@ class Trajectory:
             variables=self._variables,
         )
         try:
-            if conversation.forms or self.template.reads_parts:
-                conversation = render_form(conversation, self.template)[0]
-            rendered = self.template.render(
-                conversation.messages,
-                tools=conversation.tools,
-                add_generation_prompt=True,
-                **self._variables,
+            conversation, rendered = render_form(
+                conversation, self.template, prompted=True, likely=self._form
             )
         except RecordError as error:
             raise ConversationError(
                 f"trajectory of {len(whole)} messages, message {len(whole) - 1} the last: {error}"
             ) from error
+        self._form = conversation.changed
         parts = RenderedConversation(
             self.template, rendered, conversation.messages, conversation.tools, self._variables
         )
