@@ -1,0 +1,341 @@
+"""Trajectories with images: each image stands in every prompt where the chat encoder puts it, and a
+template that moves one is refused.
+"""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+from makers.media import FAMILIES, picture, processor
+from makers.tokenizers import tiny_tokenizer
+from penstock.chat import ChatEncoder, MaskSettings, Template, Trajectory, read_conversation
+from penstock.chat.records.images import place_images
+from penstock.core.errors import ConversationError
+from penstock.integrations.huggingface.vision_examples import own_tokenizer
+from penstock.media.images import ImageSettings
+from penstock.media.loading import load_image
+from penstock.media.patches import PatchProcessor
+from penstock.media.processor import HuggingFaceProcessor
+
+HISTORIES = ("sampled", "template", "tool_cycle")
+CONTROLS = ("<|im_start|>", "<|im_end|>", "<image>")
+A, B, C, D = (
+    picture(84, 112, 1),
+    picture(60, 200, 2),
+    picture(112, 112, 3),
+    picture(84, 112, 4),
+)
+PARTS = (
+    "{% for p in m.content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}"
+    "{% endfor %}"
+)
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content }}{% else %}" + PARTS + "{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def said(*parts, role="user"):
+    """A message of texts and pictures."""
+    content = [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part}
+        for part in parts
+    ]
+    return {"role": role, "content": content}
+
+
+REPLY = {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
+CONVERSATION = [
+    [said(A, "What is it?")],
+    [said("And ", B, "\n\nor ", C, role="user")],
+    [said("Only text.")],
+    [said(D)],
+]
+
+
+def family_of(name):
+    """Tokenizer, template and processor of a family."""
+    inner = processor(name)
+    names = {
+        label: str(text)
+        for label, text in inner.tokenizer.special_tokens_map.items()
+        if isinstance(text, str)
+    }
+    template = Template(source=inner.chat_template, name=name, variables=names)
+    return own_tokenizer(inner.tokenizer), template, HuggingFaceProcessor(inner, name)
+
+
+@pytest.fixture(scope="module")
+def patches(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("patches") / "tokenizer"
+    tokenizer = tiny_tokenizer(folder, ["What is it? Yes. And this or that"] * 9, 320, CONTROLS)
+    return tokenizer, PatchProcessor(tokenizer, image_size=32, patch=16)
+
+
+def twin(tokenizer, template, made, messages):
+    """The conversation as the chat encoder encodes it."""
+    encoder = ChatEncoder(
+        tokenizer, template, MaskSettings(on_missing_terminator="allow"), processor=made
+    )
+    placed = place_images(
+        read_conversation({"messages": messages}),
+        lambda value: load_image(value, "", ImageSettings()),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of transformers' own code
+        return encoder.encode(placed)[0]
+
+
+def places(images):
+    return [(place.begin, place.end, place.layout.slots, one.digest) for one, place in images]
+
+
+def walk(tokenizer, template, made, history, prompts=CONVERSATION, *, exact=True):
+    """A trajectory whose replies are those of the twin, compared with it at each prompt."""
+    trajectory = Trajectory(tokenizer, template, history=history, processor=made)
+    names = {token for token in tokenizer.special_tokens.values()}
+    messages = []
+    for new in prompts:
+        ids = trajectory.prompt(new)
+        messages += [*new, REPLY]
+        whole = twin(tokenizer, template, made, messages)
+        if exact:
+            assert whole.tokens[: len(ids)].tolist() == [*ids]
+            assert places(trajectory.images) == places(whole.images)
+        sampled = whole.tokens[len(ids) :].tolist() if exact else tokenizer.encode("Yes.").tolist()
+        ends = [place for place, one in enumerate(sampled) if one in names]
+        trajectory.reply(sampled[: ends[0] + 1] if ends else sampled, message=REPLY)
+    return trajectory
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_are_those_of_the_chat_encoder(family, history):
+    trajectory = walk(*family_of(family), history)
+    certificate = trajectory.certificate
+    assert certificate.ok, certificate
+    assert certificate.images == 4
+    assert "4 images at their places" in str(certificate)
+    [path] = trajectory.paths()
+    assert places(path.images) == places(trajectory.images)
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_our_own_processor_and_what_the_engine_gets(patches, history):
+    tokenizer, made = patches
+    trajectory = walk(tokenizer, Template(source=CHATML, name="chatml"), made, history)
+    trajectory.prompt([said(C, C, A)])
+    images = trajectory.prompt_images()
+    assert len(images) == 7
+    assert [slots.tolist() for slots in images.slots] == [
+        [*range(place.begin, place.end)] for _, place in trajectory.images
+    ]
+    np.testing.assert_array_equal(images.arrays[4]["pixel_values"], images.arrays[5]["pixel_values"])
+    assert images.digests[4] == images.digests[5] != images.digests[6] == images.digests[0]
+    # Those behind the last reply belong to no path.
+    assert len(trajectory.paths()[0].images) == 4
+
+
+def test_without_images_there_are_none(patches):
+    tokenizer, made = patches
+    trajectory = walk(tokenizer, CHATML, made, "sampled", [[said("What?")], [said("And?")]])
+    assert trajectory.images == ()
+    assert trajectory.prompt_images() is None
+    assert "images" not in str(trajectory.certificate)
+
+
+def test_a_branch_shares_the_images_of_its_beginning(patches):
+    tokenizer, made = patches
+    forgets = Template(
+        source=CHATML.replace(
+            "{% if m.content is string %}",
+            "{% if m.role == 'assistant' and loop.index0 < messages | length - 2 %}…"
+            "{% elif m.content is string %}",
+        ),
+        name="forgets",
+    )
+    trajectory = walk(tokenizer, forgets, made, "template", exact=False)
+    assert [step.kind for step in trajectory.steps] == ["first", "extends", "branch", "branch"]
+    assert trajectory.certificate.ok
+    assert trajectory.certificate.images == 6  # B and C stand one token earlier, then as before
+    first, *others = trajectory.paths()
+    assert [one.digest for one, _ in first.images] == [one.digest for one, _ in others[1].images[:3]]
+    for path in others:
+        assert places(path.images)[0] == places(first.images)[0]
+        for _, place in path.images:
+            assert (path.ids[place.begin : place.end] == made.slot_id).all()
+
+
+# -- templates that move images
+
+MOVES = {
+    "another order": CHATML.replace("in m.content %}", "in m.content | reverse %}"),
+    "another message first": CHATML.replace("in messages %}", "in messages | reverse %}"),
+    "missing": CHATML.replace("p.type == 'image' %}", "p.type == 'image' and not loop.first %}"),
+    "twice": CHATML.replace("%}<image>{%", "%}<image><image>{%"),
+    "first ones missing": CHATML.replace(
+        "p.type == 'image' %}<image>", "p.type == 'image' %}{{ '<image>' if '4' not in m.n }}"
+    ),
+}
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize(
+    ("kind", "said_of_it"),
+    [
+        ("another order", "part 1 of message 0 where that of part 0 of message 0 belongs"),
+        ("missing", "writes 1 images for the 2 of message 0"),
+        ("twice", "writes 4 images for the 2 of message 0"),
+    ],
+)
+def test_a_moved_image_is_refused(patches, kind, said_of_it, history):
+    tokenizer, made = patches
+    template = Template(source=MOVES[kind], name="moves")
+    trajectory = Trajectory(tokenizer, template, history=history, processor=made)
+    with pytest.raises(ConversationError, match="chat template moves: .*" + said_of_it):
+        trajectory.prompt([said(A, B)])
+    assert trajectory.messages == []
+
+
+def after_a_reply(patches, source, new, history="template"):
+    """The second prompt, with images A and B in the first."""
+    tokenizer, made = patches
+    trajectory = Trajectory(
+        tokenizer, Template(source=source, name="moves"), history=history, processor=made
+    )
+    trajectory.prompt([said(A, "x"), said(B, "y")])
+    ids = tokenizer.encode("Yes.<|im_end|>", allow_control=True).tolist()
+    trajectory.reply(ids)
+    return trajectory, trajectory.prompt(new)
+
+
+def test_another_order_of_messages_is_refused(patches):
+    swapped = CHATML.replace(
+        "in messages %}",
+        "in (messages if messages | length < 4 else [messages[1], messages[0]] + messages[2:]) %}",
+    )
+    with pytest.raises(ConversationError, match="of message 1 where that of part 0 of message 0"):
+        after_a_reply(patches, swapped, [said(C)])
+    # What the model saw stays.
+    trajectory, _ = after_a_reply(patches, swapped, [said(C)], "sampled")
+    assert trajectory.steps[-1].why.startswith("the template would rewrite it")
+    assert len(trajectory.images) == 3
+
+
+def test_images_that_the_template_forgets_stay_only_in_what_was_sampled(patches):
+    forgets = CHATML.replace(
+        "p.type == 'image' %}<image>",
+        "p.type == 'image' %}{% if loop.length and m == messages[-1] or messages | length < 4 %}"
+        "<image>{% endif %}",
+    )
+    with pytest.raises(ConversationError, match="writes 0 images for the 1 of message 0"):
+        after_a_reply(patches, forgets, [said(C)])
+    trajectory, ids = after_a_reply(patches, forgets, [said(C)], "sampled")
+    assert [*ids].count(patches[1].slot_id) == 3 * patches[1].slots
+    assert trajectory.certificate.ok
+
+
+@pytest.mark.parametrize("history", ["sampled", "tool_cycle"])
+def test_an_image_again_behind_the_reply_is_refused(patches, history):
+    again = CHATML.replace(
+        "<|im_end|>\n{% endfor %}",
+        "{% if loop.last and loop.index0 > 1 %}{% for p in messages[0].content %}"
+        "{% if p.type == 'image' %}<image>{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}",
+    )
+    tool = [said(C, role="tool")]
+    with pytest.raises(
+        ConversationError,
+        match="moves: writes an image of message 0 again behind message 2, a sampled reply",
+    ):
+        after_a_reply(patches, again, tool, history)
+
+
+def test_a_new_image_before_the_reply_is_refused(patches):
+    first = CHATML.replace(
+        "{% for m in messages %}",
+        "{% for m in messages %}{% if loop.first %}{% for p in messages[-1].content %}"
+        "{% if p.type == 'image' and messages | length > 3 %}<image>{% endif %}{% endfor %}"
+        "{% endif %}",
+        1,
+    ).replace("p.type == 'image' %}<image>", "p.type == 'image' %}{% if messages | length < 4 %}<image>{% endif %}")
+    for history in HISTORIES:
+        with pytest.raises(ConversationError, match="writes 0 images for the 1 of message 3"):
+            after_a_reply(patches, first, [said(C)], history)
+
+
+def test_a_template_that_counts_is_followed_by_the_turns_of_messages(patches):
+    counts = CHATML.replace(
+        PARTS,
+        "{{ '<image>' * (m.content | selectattr('type', 'equalto', 'image') | list | length) }}"
+        "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}",
+    )
+    trajectory, _ = after_a_reply(patches, counts, [said("z", C, D)])
+    assert len(trajectory.images) == 4
+    assert trajectory.certificate.ok
+
+
+# -- what is refused
+
+
+def test_without_a_processor_images_are_refused(patches):
+    trajectory = Trajectory(patches[0], CHATML)
+    with pytest.raises(ConversationError, match=r"message 0.*need the processor of a model"):
+        trajectory.prompt([said(A)])
+
+
+def test_replies_have_no_images(patches):
+    trajectory = Trajectory(patches[0], CHATML, processor=patches[1])
+    trajectory.prompt([said(A)])
+    with pytest.raises(ConversationError, match="images need the processor"):
+        trajectory.reply([1], message=said(B, role="assistant"))
+
+
+def test_a_sampled_token_of_images_is_refused(patches):
+    tokenizer, made = patches
+    trajectory = Trajectory(tokenizer, CHATML, processor=made)
+    trajectory.prompt([said(A)])
+    with pytest.raises(ConversationError, match=r"reply 0: token 1 is \d+, where models read a"):
+        trajectory.reply([5, made.slot_id])
+
+
+def test_a_typed_placeholder_is_text(patches):
+    tokenizer, made = patches
+    trajectory = Trajectory(tokenizer, CHATML, processor=made)
+    ids = trajectory.prompt([said("What is <image>?", A)])
+    assert [*ids].count(made.slot_id) == made.slots
+    assert len(trajectory.images) == 1
+
+
+def test_a_damaged_image_names_its_message(patches):
+    trajectory = Trajectory(patches[0], CHATML, processor=patches[1])
+    trajectory.prompt([said(A)])
+    trajectory.reply([5])
+    with pytest.raises(ConversationError, match=r"from message 2 on: message 1: .*image"):
+        trajectory.prompt([said("x"), said(b"no picture")])
+    assert len(trajectory.images) == 1
+
+
+# -- records
+
+
+def test_a_record_has_the_messages_of_images(patches, tmp_path):
+    B.save(tmp_path / "b.png")
+    tokenizer, made = patches
+    trajectory = Trajectory(
+        tokenizer, CHATML, processor=made, image_settings=ImageSettings(image_folder=str(tmp_path))
+    )
+    for new in ([said(A, "x")], [said("b.png", "y")], [said("z")]):
+        new[0]["content"] = [
+            {"type": "image", "image": "b.png"} if part.get("text") == "b.png" else part
+            for part in new[0]["content"]
+        ]
+        trajectory.prompt(new)
+        trajectory.reply([5], message=REPLY)
+    steps = json.loads(json.dumps(trajectory.record()))["steps"]
+    urls = [step["messages"][0]["content"][0].get("image") for step in steps]
+    assert urls[0].startswith("data:application/octet-stream;base64,")
+    assert urls[1] == str(tmp_path / "b.png")
+    assert urls[2] is None
