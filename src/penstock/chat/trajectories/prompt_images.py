@@ -170,6 +170,14 @@ class TrajectoryImages:
                 f"{_a(self.noun)}; keep the engine from sampling it (logit_bias)"
             )
 
+    def slots(self, images: Sequence[LoadedImage]) -> int:
+        """Tokens that models replace by features of these images."""
+        return sum(self._layout(image).slots for image in images)
+
+    def slots_in(self, ids: Sequence[int]) -> int:
+        """The number of such tokens in ids."""
+        return [*ids].count(self.processor.slot_id)
+
     def in_ids(
         self, tokenizer: Tokenizer, ids: Sequence[int], images: Sequence[LoadedImage]
     ) -> list[PathImage]:
@@ -181,12 +189,12 @@ class TrajectoryImages:
         tokens = np.asarray(ids, np.int64)
         slots = np.flatnonzero(tokens == self.processor.slot_id).tolist()
         layouts = [self._layout(image) for image in images]
-        if len(slots) != sum(layout.slots for layout in layouts):
+        if len(slots) != self.slots(images):
             raise ConversationError(
                 f"has {len(slots):,} tokens of {self.noun}s, but the {len(images)} {self.noun}s of "
-                f"its messages take {sum(layout.slots for layout in layouts):,} by the processor "
-                f"{self.processor.name}; give messages with all {self.noun}s of the prompt, and "
-                "ids with the tokens that the engine puts in their places"
+                f"its messages take {self.slots(images):,} by the processor {self.processor.name}; "
+                f"give messages with all {self.noun}s of the prompt, and ids with the tokens that "
+                "the engine puts in their places"
             )
         found: list[PathImage] = []
         last = 0
@@ -195,7 +203,7 @@ class TrajectoryImages:
             place = self._around(tokenizer, ids, own, layout, last)
             if place is None:
                 raise ConversationError(
-                    f"{self.noun} {number} stands at tokens {own[0]} to {own[-1]}, with others "
+                    f"has {self.noun} {number} at tokens {own[0]} to {own[-1]}, with others "
                     f"between them than the processor {self.processor.name} makes for one of "
                     f"{image.size[1]}x{image.size[0]}"
                 )

@@ -33,8 +33,8 @@ class TrajectoryCertificate:
     weight: float
     """Sum of their loss weights."""
     images: int = 0
-    """Images, sounds and frames that stand in prompts, in the order of their messages, each with
-    the tokens that the processor gives for it.
+    """Images, sounds and frames of the longest prompt: all stand in the order of their messages,
+    each with the tokens that the processor gives for it.
     """
     problems: tuple[str, ...]
     """What is wrong; empty: nothing."""
@@ -161,7 +161,7 @@ class Proof:
             normalised=self._normalised,
             sampled=sum(map(len, self._ids)),
             weight=total,
-            images=len({image for images in self._images for image in images}),
+            images=max(map(len, self._images), default=0),
             problems=tuple(problems),
         )
 

@@ -7,6 +7,10 @@
 A step with `prompt_ids` is taken as it is: nothing is rendered. Without them, `messages` are the new
 ones, and the prompt is rendered as `Trajectory` does. A record without `steps` is one step itself.
 
+With a processor, messages may have images or sounds. Where ids are given too, they must have the
+processor's tokens for them: for those of the path that the step extends and the new ones; where it
+extends none, for its own or for all so far.
+
 The same things have other names elsewhere; each is read as it is:
 
 | here | elsewhere |
@@ -24,16 +28,25 @@ An answer of an OpenAI-compatible server (`choices` with `token_ids`) is a step,
 """  # noqa: E501
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
+from penstock.chat.records.layout_settings import LayoutSettings
+from penstock.chat.records.messages import read_messages
 from penstock.chat.render.template import Template
 from penstock.chat.trajectories.finished import FinishedTrajectory, GivenSteps
 from penstock.chat.trajectories.paths import TokenPath
+from penstock.chat.trajectories.prompt_images import TrajectoryImages, has_images
 from penstock.chat.trajectories.replies import CUT, check_reply
 from penstock.chat.trajectories.trajectory import History, Trajectory
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.core.json_values import JsonMapping
+from penstock.media.finding import folder_of
+from penstock.media.images import ImageSettings
+from penstock.media.loading import LoadedImage
+from penstock.media.placement import images_of
+from penstock.media.processor import Processor
+from penstock.media.records import refuse_media
 from penstock.tokenizers import Tokenizer
 
 STEPS = ("steps", "trajectory")
@@ -91,6 +104,8 @@ class TrajectoryReader:
         history: How their prompts go on after a reply; see `Trajectory`.
         stop_ids: As for `Trajectory`.
         variables: Variables of the template.
+        processor: Of the engine's model; None: images are refused.
+        image_settings: Which images are accepted.
     """
 
     tokenizer: Tokenizer
@@ -98,20 +113,30 @@ class TrajectoryReader:
     history: History = "sampled"
     stop_ids: Sequence[int] = ()
     variables: JsonMapping
+    processor: Processor | None = None
+    image_settings: ImageSettings = field(default_factory=ImageSettings)
 
-    def read(self, record: JsonMapping, where: str = "record") -> FinishedTrajectory:
+    def read(
+        self, record: JsonMapping, where: str = "record", *, file: str = ""
+    ) -> FinishedTrajectory:
         """One trajectory.
+
+        Args:
+            record: The record.
+            where: Where it is, for errors.
+            file: The file that it is in, at whose folder relative paths of images begin.
 
         Raises:
             ConversationError: The record holds none, or numbers that do not fit each other; names
                 `where` and the step.
         """
         try:
-            return self._read(record)
+            folder = folder_of(file, self.image_settings)
+            return self._read(record, replace(self.image_settings, image_folder=folder))
         except (ConfigError, ConversationError) as error:
             raise ConversationError(f"{where}: {error}") from error
 
-    def _read(self, record: JsonMapping) -> FinishedTrajectory:
+    def _read(self, record: JsonMapping, settings: ImageSettings) -> FinishedTrajectory:
         steps = [*steps_of(record)]
         given = [step.prompt is not None for step in steps]
         if any(given) and not all(given):
@@ -119,7 +144,10 @@ class TrajectoryReader:
                 f"step {given.index(False)} has no prompt_ids, and others have; give them in all "
                 "steps, or in none"
             )
-        paths = self._as_given(steps) if all(given) else self._rendered(record, steps)
+        if all(given):
+            paths = self._as_given(steps, settings)
+        else:
+            paths = self._rendered(record, steps, settings)
         reward = _number(record, REWARD)
         return FinishedTrajectory(
             paths=paths,
@@ -134,8 +162,13 @@ class TrajectoryReader:
             step_advantages=_of_steps(steps, "advantage") if len(steps) > 1 else (),
         )
 
-    def _as_given(self, steps: Sequence[RecordedStep]) -> tuple[TokenPath, ...]:
-        made, size = GivenSteps(), self.tokenizer.vocab_size
+    def _as_given(
+        self, steps: Sequence[RecordedStep], settings: ImageSettings
+    ) -> tuple[TokenPath, ...]:
+        seen = None
+        if self.processor is not None:
+            seen = TrajectoryImages(self.processor, settings, "none")
+        made, size = GivenSteps(self.tokenizer, seen), self.tokenizer.vocab_size
         for number, step in enumerate(steps):
             assert step.prompt is not None
             name = f"step {number}"
@@ -143,11 +176,11 @@ class TrajectoryReader:
             if not prompt:
                 raise ConversationError(f"{name}: its prompt has no token")
             ids, logs, weights = check_reply(name, step.ids, step.logs, step.mask, size)
-            made.add(prompt, ids, logs, weights)
+            made.add(prompt, ids, logs, weights, images=_images_of(step, name, seen))
         return made.paths()
 
     def _rendered(
-        self, record: JsonMapping, steps: Sequence[RecordedStep]
+        self, record: JsonMapping, steps: Sequence[RecordedStep], settings: ImageSettings
     ) -> tuple[TokenPath, ...]:
         if self.template is None:
             raise ConversationError(
@@ -159,6 +192,8 @@ class TrajectoryReader:
             tools=_first(record, TOOLS),
             history=self.history,
             stop_ids=self.stop_ids,
+            processor=self.processor,
+            image_settings=settings,
             **{**self.variables, **(record.get("chat_template_kwargs") or {})},
         )
         for number, step in enumerate(steps):
@@ -174,6 +209,17 @@ class TrajectoryReader:
             except (ConfigError, ConversationError) as error:
                 raise ConversationError(f"step {number}: {error}") from error
         return trajectory.paths()
+
+
+def _images_of(step: RecordedStep, name: str, seen: TrajectoryImages | None) -> list[LoadedImage]:
+    """The images of a step's new messages."""
+    if not step.messages or not has_images(step.messages):
+        return []
+    if seen is None:
+        refuse_media(step.messages, {}, name)
+        return []
+    messages, _ = read_messages([*step.messages], "messages", LayoutSettings(), name)
+    return images_of(seen.read(messages, name))
 
 
 def steps_of(record: JsonMapping) -> Iterator[RecordedStep]:

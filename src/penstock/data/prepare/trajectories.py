@@ -16,9 +16,9 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.chat import Template, load_template
-from penstock.chat.render.template import own_template
 from penstock.chat.trajectories.finished import FinishedTrajectory
 from penstock.chat.trajectories.paths import TokenPath
+from penstock.chat.trajectories.prompt_images import template_of
 from penstock.chat.trajectories.records import TrajectoryReader, one_by_one
 from penstock.chat.trajectories.trajectory import HISTORIES, History
 from penstock.core.errors import ConfigError, ConversationError, OutputError, RecordError
@@ -27,6 +27,7 @@ from penstock.core.suggestions import suggests
 from penstock.core.terminal import Progress
 from penstock.data.prepare.probe import say
 from penstock.data.shards.dataset import Dataset
+from penstock.data.shards.format.images import stored_image
 from penstock.data.shards.format.manifest import MANIFEST, ChatInfo
 from penstock.data.shards.format.tree_building import TreeDocument, build_tree
 from penstock.data.shards.format.trees import (
@@ -43,6 +44,8 @@ from penstock.data.shards.format.trees import (
 from penstock.data.shards.memory import weight_spans, write_dataset
 from penstock.data.sources.opening import open_sources
 from penstock.data.sources.records import stop_at_damage
+from penstock.media.images import ImageSettings
+from penstock.media.processor import Processor, load_processor
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
@@ -58,6 +61,9 @@ def write_trajectories(
     tokenizer: Tokenizer,
     chat: ChatInfo | None = None,
     sampling: Mapping[str, object] = MappingProxyType({}),
+    processor: Processor | None = None,
+    image_settings: ImageSettings | None = None,
+    share: bool = True,
     append: bool = False,
 ) -> Dataset:
     """Write trajectories as a dataset that a policy learns from.
@@ -70,17 +76,24 @@ def write_trajectories(
         tokenizer: Of their ids; saved with the dataset.
         chat: Template and stop ids, which a run keeps.
         sampling: Settings of the sampler that filter, such as top_k; a policy refuses them.
+        processor: Of the model, where prompts may have images or sounds; saved with the dataset.
+        image_settings: Those with which the trajectories were made; None: the defaults.
+        share: Store what paths begin with in common once. False: each path by itself, for models
+            that cannot compute trees.
         append: Write the next round.
 
     Raises:
-        ConfigError: There is no trajectory, or some have a reward and others have not.
+        ConfigError: There is no trajectory, some have a reward and others have not, or images come
+            without a processor.
         OutputError: The folder is not empty, or cannot be written.
     """
     folder = local_path(output, "a dataset of trajectories")
     groups = in_groups(trajectories)
     if not groups:
         raise ConfigError("there are no trajectories to write")
-    documents = trees_of(groups)
+    settings = image_settings or ImageSettings()
+    _check_processor(groups, processor)
+    documents = trees_of(groups, share=share, image_storage=settings.image_storage)
     if append:
         folder = _next_round(folder)
     return write_dataset(
@@ -93,7 +106,34 @@ def write_trajectories(
         chat=chat,
         sampling=dict(sampling),
         documents_per_shard=SHARD_DOCUMENTS,
+        images=None if processor is None else [one.images for one in documents],
+        processor=processor,
+        image_settings=settings,
     )
+
+
+def _check_processor(
+    groups: Sequence[Sequence[FinishedTrajectory]], processor: Processor | None
+) -> None:
+    """Refuse images of another processor, or without any."""
+    for number, one in enumerate(one for group in groups for one in group):
+        for path in one.paths:
+            if path.images and processor is None:
+                raise ConfigError(
+                    f"trajectory {number} has images; give the processor that made its prompts"
+                )
+            for image, place in path.images:
+                slots = int((path.ids[place.begin : place.end] == _slot(processor)).sum())
+                if slots != place.layout.slots:
+                    raise ConfigError(
+                        f"trajectory {number}: an image of {image.size[1]}x{image.size[0]} has "
+                        f"{slots} slots by this processor, expected {place.layout.slots}; give the "
+                        "processor that made its prompts"
+                    )
+
+
+def _slot(processor: Processor | None) -> int:
+    return -1 if processor is None else processor.slot_id
 
 
 def in_groups(
@@ -106,8 +146,18 @@ def in_groups(
     return list(groups.values())
 
 
-def trees_of(groups: Sequence[Sequence[FinishedTrajectory]]) -> list[TreeDocument]:
+def trees_of(
+    groups: Sequence[Sequence[FinishedTrajectory]],
+    *,
+    share: bool = True,
+    image_storage: str = "copy",
+) -> list[TreeDocument]:
     """One document for each group, all with the same values and columns.
+
+    Args:
+        groups: The trajectories of each.
+        share: Store what paths begin with in common once.
+        image_storage: copy or reference, as in `ImageSettings`.
 
     Raises:
         ConfigError: Some have a number, such as a reward, that others lack.
@@ -128,7 +178,7 @@ def trees_of(groups: Sequence[Sequence[FinishedTrajectory]]) -> list[TreeDocumen
         *([TURN_REWARDS] if any(one.step_rewards for one in every) else []),
         *([POLICY_VERSION] if _all_or_none("version", [one.version for one in every]) else []),
     ]
-    return [_tree_of(group, names, columns) for group in groups]
+    return [_tree_of(group, names, columns, share, image_storage) for group in groups]
 
 
 def _all_or_none(name: str, values: Sequence[object]) -> bool:
@@ -146,7 +196,11 @@ def _all_or_none(name: str, values: Sequence[object]) -> bool:
 
 
 def _tree_of(
-    group: Sequence[FinishedTrajectory], names: Sequence[str], columns: Sequence[str]
+    group: Sequence[FinishedTrajectory],
+    names: Sequence[str],
+    columns: Sequence[str],
+    share: bool,
+    image_storage: str,
 ) -> TreeDocument:
     paths = [(answer, one, path) for answer, one in enumerate(group) for path in one.paths]
     return build_tree(
@@ -158,6 +212,11 @@ def _tree_of(
             TRUNCATED: [float(one.truncated) for _, one, _ in paths],
         },
         columns={name: [_column(name, one, path) for _, one, path in paths] for name in columns},
+        share=share,
+        images=[
+            [stored_image(image, place, image_storage) for image, place in path.images]
+            for _, _, path in paths
+        ],
     )
 
 
@@ -208,7 +267,7 @@ def read_trajectories(
                 where = f"{part.files[file]}:{line}"
                 for one in one_by_one(record):
                     try:
-                        yield reader.read(one, where)
+                        yield reader.read(one, where, file=str(part.files[file]))
                     except ConversationError as error:
                         yield error
 
@@ -222,6 +281,9 @@ def prepare_trajectories(
     template: Template | str | Path | None = None,
     history: History = "sampled",
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    processor: Processor | str | Path | None = None,
+    image_settings: ImageSettings | None = None,
+    share: bool = True,
     on_error: Literal["stop", "skip"] = "stop",
     append: bool = False,
     progress: bool = True,
@@ -234,10 +296,15 @@ def prepare_trajectories(
             prime-rl and slime.
         tokenizer: Of the engine that sampled, or where to load it from.
         output: A new folder; with `append`, that of all rounds.
-        template: For steps without prompt ids, which are rendered; None: the tokenizer's own, if
-            any step needs it.
+        template: For steps without prompt ids, which are rendered; None: the processor's or the
+            tokenizer's own, if any step needs it.
         history: How such prompts go on after a reply: sampled, template, tool_cycle.
         chat_template_kwargs: Variables for the template.
+        processor: Of the model, or where to load it from: messages of steps may then have images or
+            sounds, also where prompt ids are given. None: they are refused.
+        image_settings: Which images are accepted, and how they are stored; relative paths begin at
+            the folder of their file.
+        share: Store what paths begin with in common once, as trees.
         on_error: What to do about a record that cannot be read: stop, or skip it and say so.
         append: Write the next round.
         progress: Say what was read.
@@ -253,11 +320,15 @@ def prepare_trajectories(
     if on_error not in ("stop", "skip"):
         raise ConfigError(f"on_error must be stop or skip, got {on_error!r}")
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
+    if isinstance(processor, str | Path):
+        processor = load_processor(processor)
     reader = TrajectoryReader(
         tokenizer=loaded,
-        template=_template(template, loaded),
+        template=_template(template, loaded, processor),
         history=history,
         variables=chat_template_kwargs or {},
+        processor=processor,
+        image_settings=image_settings or ImageSettings(),
     )
     found: list[FinishedTrajectory] = []
     skipped: list[RecordError] = []
@@ -272,19 +343,29 @@ def prepare_trajectories(
                 bar.advance(1)
     if not found:
         raise RecordError(f"{source}: holds no trajectory")
-    dataset = write_trajectories(output, found, tokenizer=loaded, append=append)
+    dataset = write_trajectories(
+        output,
+        found,
+        tokenizer=loaded,
+        processor=processor,
+        image_settings=image_settings,
+        share=share,
+        append=append,
+    )
     if progress:
         say(summary(found, dataset, skipped))
     return dataset
 
 
-def _template(template: Template | str | Path | None, tokenizer: Tokenizer) -> Template | None:
+def _template(
+    template: Template | str | Path | None, tokenizer: Tokenizer, processor: Processor | None
+) -> Template | None:
     if isinstance(template, Template):
         return template
     if template is not None and template != "auto":
         return load_template(template, tokenizer=tokenizer)
     try:
-        return own_template(tokenizer)
+        return template_of(tokenizer, processor)
     except ConfigError:
         # Steps with prompt ids need none; those without say so.
         return None

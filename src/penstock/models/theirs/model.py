@@ -55,7 +55,7 @@ from penstock.models.theirs.decoder import Decoder, find_decoder
 from penstock.models.theirs.fitting import fit_attention
 from penstock.models.theirs.generation import Generation
 from penstock.models.theirs.image_rows import has_vision
-from penstock.models.theirs.image_ways import ImageWays
+from penstock.models.theirs.image_ways import WAYS, ImageWays
 from penstock.models.theirs.packed_ways import PackedWays
 from penstock.models.theirs.recurrence import replace_functions
 from penstock.models.theirs.tensors import REQUIREMENTS
@@ -321,7 +321,7 @@ class HuggingFaceModel(nn.Module):
         """A row on the model's device, ready for this model's attention.
 
         Raises:
-            ConfigError: As `RowTensors.of`.
+            ConfigError: As `RowTensors.of`; or it reads images in a way that knows no prefix trees.
             IsolationError: The row holds several documents, and the model would let them see each
                 other.
         """
@@ -331,6 +331,12 @@ class HuggingFaceModel(nn.Module):
                 raise IsolationError(
                     f"{describe(self)}: documents with images see each other in one row: "
                     f"{self.images.reason}. {CURE}"
+                )
+            if way != "ours" and row.reach is not None:
+                raise ConfigError(
+                    f"{describe(self)}: reads images with {WAYS[way]}, which knows nothing of the "
+                    "branches of prefix trees; write trajectories with share=False, which stores "
+                    "each path by itself"
                 )
         made = self.row_tensors(row, backend)
         documents = _documents(made)
