@@ -8,66 +8,29 @@ import warnings
 import numpy as np
 import pytest
 
-from makers.media import FAMILIES, picture, processor
+from makers.image_trajectories import (
+    CHATML,
+    CONTROLS,
+    CONVERSATION,
+    HISTORIES,
+    PARTS,
+    REPLY,
+    A,
+    B,
+    C,
+    D,
+    family_of,
+    places,
+    said,
+)
+from makers.media import FAMILIES
 from makers.tokenizers import tiny_tokenizer
 from penstock.chat import ChatEncoder, MaskSettings, Template, Trajectory, read_conversation
 from penstock.chat.records.images import place_images
 from penstock.core.errors import ConversationError
-from penstock.integrations.huggingface.vision_examples import own_tokenizer
 from penstock.media.images import ImageSettings
 from penstock.media.loading import load_image
 from penstock.media.patches import PatchProcessor
-from penstock.media.processor import HuggingFaceProcessor
-
-HISTORIES = ("sampled", "template", "tool_cycle")
-CONTROLS = ("<|im_start|>", "<|im_end|>", "<image>")
-A, B, C, D = (
-    picture(84, 112, 1),
-    picture(60, 200, 2),
-    picture(112, 112, 3),
-    picture(84, 112, 4),
-)
-PARTS = (
-    "{% for p in m.content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}"
-    "{% endfor %}"
-)
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.content is string %}{{ m.content }}{% else %}" + PARTS + "{% endif %}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def said(*parts, role="user"):
-    """A message of texts and pictures."""
-    content = [
-        {"type": "text", "text": part}
-        if isinstance(part, str)
-        else {"type": "image", "image": part}
-        for part in parts
-    ]
-    return {"role": role, "content": content}
-
-
-REPLY = {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
-CONVERSATION = [
-    [said(A, "What is it?")],
-    [said("And ", B, "\n\nor ", C, role="user")],
-    [said("Only text.")],
-    [said(D)],
-]
-
-
-def family_of(name):
-    """Tokenizer, template and processor of a family."""
-    inner = processor(name)
-    names = {
-        label: str(text)
-        for label, text in inner.tokenizer.special_tokens_map.items()
-        if isinstance(text, str)
-    }
-    template = Template(source=inner.chat_template, name=name, variables=names)
-    return own_tokenizer(inner.tokenizer), template, HuggingFaceProcessor(inner, name)
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +52,6 @@ def twin(tokenizer, template, made, messages):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of transformers' own code
         return encoder.encode(placed)[0]
-
-
-def places(images):
-    return [(place.begin, place.end, place.layout.slots, one.digest) for one, place in images]
 
 
 def walk(tokenizer, template, made, history, prompts=CONVERSATION, *, exact=True):

@@ -49,6 +49,7 @@ from penstock.media.processor import Processor, load_processor
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
+Answers = Literal["tree", "separate"]
 SHARD_DOCUMENTS = 100_000
 """Groups after which a new shard begins."""
 
@@ -63,7 +64,7 @@ def write_trajectories(
     sampling: Mapping[str, object] = MappingProxyType({}),
     processor: Processor | None = None,
     image_settings: ImageSettings | None = None,
-    share: bool = True,
+    answers: Answers = "tree",
     append: bool = False,
 ) -> Dataset:
     """Write trajectories as a dataset that a policy learns from.
@@ -78,8 +79,8 @@ def write_trajectories(
         sampling: Settings of the sampler that filter, such as top_k; a policy refuses them.
         processor: Of the model, where prompts may have images or sounds; saved with the dataset.
         image_settings: Those with which the trajectories were made; None: the defaults.
-        share: Store what paths begin with in common once. False: each path by itself, for models
-            that cannot compute trees.
+        answers: tree: what paths begin with in common is stored and computed once. separate: each
+            path by itself, for models that cannot compute trees.
         append: Write the next round.
 
     Raises:
@@ -87,13 +88,15 @@ def write_trajectories(
             without a processor.
         OutputError: The folder is not empty, or cannot be written.
     """
+    if answers not in ("tree", "separate"):
+        raise ConfigError(f"answers must be tree or separate, got {answers!r}")
     folder = local_path(output, "a dataset of trajectories")
     groups = in_groups(trajectories)
     if not groups:
         raise ConfigError("there are no trajectories to write")
     settings = image_settings or ImageSettings()
     _check_processor(groups, processor)
-    documents = trees_of(groups, share=share, image_storage=settings.image_storage)
+    documents = trees_of(groups, answers=answers, image_storage=settings.image_storage)
     if append:
         folder = _next_round(folder)
     return write_dataset(
@@ -149,14 +152,14 @@ def in_groups(
 def trees_of(
     groups: Sequence[Sequence[FinishedTrajectory]],
     *,
-    share: bool = True,
+    answers: Answers = "tree",
     image_storage: str = "copy",
 ) -> list[TreeDocument]:
     """One document for each group, all with the same values and columns.
 
     Args:
         groups: The trajectories of each.
-        share: Store what paths begin with in common once.
+        answers: tree or separate.
         image_storage: copy or reference, as in `ImageSettings`.
 
     Raises:
@@ -178,7 +181,8 @@ def trees_of(
         *([TURN_REWARDS] if any(one.step_rewards for one in every) else []),
         *([POLICY_VERSION] if _all_or_none("version", [one.version for one in every]) else []),
     ]
-    return [_tree_of(group, names, columns, share, image_storage) for group in groups]
+    shared = answers == "tree"
+    return [_tree_of(group, names, columns, shared, image_storage) for group in groups]
 
 
 def _all_or_none(name: str, values: Sequence[object]) -> bool:
@@ -283,7 +287,7 @@ def prepare_trajectories(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     processor: Processor | str | Path | None = None,
     image_settings: ImageSettings | None = None,
-    share: bool = True,
+    answers: Answers = "tree",
     on_error: Literal["stop", "skip"] = "stop",
     append: bool = False,
     progress: bool = True,
@@ -304,7 +308,7 @@ def prepare_trajectories(
             sounds, also where prompt ids are given. None: they are refused.
         image_settings: Which images are accepted, and how they are stored; relative paths begin at
             the folder of their file.
-        share: Store what paths begin with in common once, as trees.
+        answers: As for `write_trajectories`: tree or separate.
         on_error: What to do about a record that cannot be read: stop, or skip it and say so.
         append: Write the next round.
         progress: Say what was read.
@@ -320,6 +324,11 @@ def prepare_trajectories(
     if on_error not in ("stop", "skip"):
         raise ConfigError(f"on_error must be stop or skip, got {on_error!r}")
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
+    if image_settings is not None and (processor is None or image_settings.verify_all):
+        raise ConfigError(
+            "image_settings need a processor, and cannot have verify_all: what was sampled is not "
+            "encoded again"
+        )
     if isinstance(processor, str | Path):
         processor = load_processor(processor)
     reader = TrajectoryReader(
@@ -349,7 +358,7 @@ def prepare_trajectories(
         tokenizer=loaded,
         processor=processor,
         image_settings=image_settings,
-        share=share,
+        answers=answers,
         append=append,
     )
     if progress:

@@ -335,8 +335,8 @@ class HuggingFaceModel(nn.Module):
             if way != "ours" and row.reach is not None:
                 raise ConfigError(
                     f"{describe(self)}: reads images with {WAYS[way]}, which knows nothing of the "
-                    "branches of prefix trees; write trajectories with share=False, which stores "
-                    "each path by itself"
+                    "branches of prefix trees; prepare the data with answers: separate, which "
+                    "stores each path by itself"
                 )
         made = self.row_tensors(row, backend)
         documents = _documents(made)

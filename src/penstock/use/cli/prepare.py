@@ -179,6 +179,7 @@ _OF_TRAJECTORIES = (
     "template",
     "chat_template_kwargs",
     "processor",
+    "answers",
 )
 
 
@@ -186,7 +187,7 @@ def _prepare_trajectories(
     settings: dict[str, Any], chat: dict[str, Any], history: Any, append: bool, quiet: bool
 ) -> None:
     given = {**settings, **chat}
-    known = [one.name for one in fields(ps.media.ImageSettings)]
+    known = [one.name for one in fields(ps.media.ImageSettings) if one.name != "verify_all"]
     of_images = {name: given.pop(name) for name in known if name in given}
     if wrong := [name for name in given if name not in _OF_TRAJECTORIES]:
         flag = wrong[0].replace("_", "-")
