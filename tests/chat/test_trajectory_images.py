@@ -2,12 +2,17 @@
 template that moves one is refused.
 """
 
+import base64
+import io
 import json
 import warnings
 
 import numpy as np
 import pytest
+from chat_makers import TOKENS, make_tokenizer, markers_of
+from PIL import Image
 
+from makers import audio
 from makers.image_trajectories import (
     CHATML,
     CONTROLS,
@@ -25,12 +30,21 @@ from makers.image_trajectories import (
 )
 from makers.media import FAMILIES
 from makers.tokenizers import tiny_tokenizer
-from penstock.chat import ChatEncoder, MaskSettings, Template, Trajectory, read_conversation
+from penstock.chat import (
+    ChatEncoder,
+    MaskSettings,
+    Template,
+    Trajectory,
+    TrajectoryReader,
+    read_conversation,
+)
 from penstock.chat.records.images import place_images
 from penstock.core.errors import ConversationError
+from penstock.integrations.huggingface.vision_examples import own_tokenizer
 from penstock.media.images import ImageSettings
 from penstock.media.loading import load_image
 from penstock.media.patches import PatchProcessor
+from penstock.media.processor import HuggingFaceProcessor
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +152,95 @@ def test_a_branch_shares_the_images_of_its_beginning(patches):
         assert places(path.images)[0] == places(first.images)[0]
         for _, place in path.images:
             assert (path.ids[place.begin : place.end] == made.slot_id).all()
+
+
+# -- sounds and videos
+
+
+@pytest.mark.filterwarnings("ignore:At least one mel filter")
+@pytest.mark.parametrize("history", HISTORIES)
+def test_sounds(history, tmp_path):
+    inner = audio.processor()
+    tokenizer, made = own_tokenizer(inner.tokenizer), HuggingFaceProcessor(inner, "audio")
+    template = Template(source=audio.TEMPLATE, name="audio")
+    trajectory = Trajectory(tokenizer, template, history=history, processor=made)
+    sounds = [audio.as_wave(audio.samples(seconds)) for seconds in (0.5, 1.3)]
+    (tmp_path / "second.wav").write_bytes(sounds[1])
+    encoded = base64.b64encode(sounds[0]).decode()
+    given = [
+        {"type": "input_audio", "input_audio": {"data": encoded, "format": "wav"}},
+        {"type": "audio", "audio": str(tmp_path / "second.wav")},
+    ]
+    for part in given:
+        trajectory.prompt([{"role": "user", "content": [part, {"type": "text", "text": "?"}]}])
+        trajectory.reply(tokenizer.encode("Yes.").tolist(), message=REPLY)
+    assert trajectory.certificate.ok
+    slots = [made.layout((1, len(audio.samples(seconds)))).slots for seconds in (0.5, 1.3)]
+    assert [place.layout.slots for _, place in trajectory.images] == slots
+    assert len(trajectory.prompt_images()) == 2
+    reader = TrajectoryReader(tokenizer=tokenizer, template=template, processor=made, variables={})
+    [path] = reader.read(json.loads(json.dumps(trajectory.record()))).paths
+    assert places(path.images) == places(trajectory.images)
+    with pytest.raises(ConversationError, match="only audio is supported here"):
+        trajectory.prompt([said(A)])
+
+
+def test_videos_are_their_frames(patches):
+    frames = [Image.new("RGB", (96, 64), (30 * number, 9, 128)) for number in range(7)]
+    out = io.BytesIO()
+    frames[0].save(out, "WEBP", save_all=True, append_images=frames[1:], lossless=True)
+    tokenizer, made = patches
+    film = {"role": "user", "content": [{"type": "video", "video": out.getvalue()}]}
+    plain = Trajectory(tokenizer, CHATML, processor=made)
+    with pytest.raises(ConversationError, match=r"videos as frames \(video_frames\)"):
+        plain.prompt([film])
+    trajectory = Trajectory(
+        tokenizer, CHATML, processor=made, image_settings=ImageSettings(video_frames=3)
+    )
+    trajectory.prompt([film, said(A)])
+    shown = [
+        Image.open(io.BytesIO(image.read())).getpixel((0, 0)) for image, _ in trajectory.images
+    ]
+    assert len(shown) == 4
+    assert [colour[0] for colour in shown[:3]] == sorted({colour[0] for colour in shown[:3]})
+
+
+# -- templates of real models
+
+HOLDERS = (
+    "<|image_pad|>",
+    "<start_of_image>",
+    "<image_soft_token>",
+    "<|image|>",
+    "[IMG]",
+    "<image>",
+)
+
+
+@pytest.mark.real_data
+def test_templates_of_real_models(real_data, tmp_path):
+    """All that have images, apart from what they write of thoughts before the reply."""
+    tried = 0
+    for path in sorted(real_data.joinpath("chat_templates").glob("*/*.jinja")):
+        source = path.read_text(encoding="utf-8")
+        holder = next((one for one in HOLDERS if one in source), None)
+        if holder is None:
+            continue
+        tokenizer = make_tokenizer(tmp_path, sorted({*markers_of(source), holder}))
+        made = PatchProcessor(tokenizer, image_size=32, patch=16, image_token=holder)
+        template = Template(source=source, name=path.stem, variables=TOKENS)
+        for history in HISTORIES:
+            trajectory = walk(tokenizer, template, made, history, exact=False)
+            assert trajectory.certificate.ok, path
+            whole = twin(tokenizer, template, made, trajectory.messages)
+            assert [one.digest for one, _ in trajectory.images] == [
+                one.digest for one, _ in whole.images
+            ]
+            slots = np.array(trajectory.ids) == made.slot_id
+            assert slots.sum() == 4 * made.slots
+            assert all(slots[place.begin : place.end].all() for _, place in trajectory.images)
+        tried += 1
+    assert tried >= 13
 
 
 # -- templates that move images
