@@ -81,7 +81,7 @@ class TrajectoryImages:
             message_weights=(DEFAULT_WEIGHTS,) * len(messages),
             origin=where,
         )
-        found = place_images(plain, self._load, self.processor.medium, self._load.frames).messages
+        found = place_images(plain, self._look, self.processor.medium, self._load.frames).messages
         for one in _images_in(found):
             self._layout(one.image, f"{where}: message {one.message}")
         return [dict(message) for message in found]
@@ -235,6 +235,11 @@ class TrajectoryImages:
                 break
             end += 1
         return ImagePlace(begin, end, layout)
+
+    def _look(self, value: object) -> LoadedImage:
+        """An image of a message; one of another trajectory's messages, as it is."""
+        inner = next(iter(value.values())) if isinstance(value, Mapping) and value else None
+        return inner if isinstance(inner, LoadedImage) else self._load(value)
 
     def _layout(self, image: LoadedImage, where: str = "trajectory") -> Layout:
         try:
