@@ -1,5 +1,6 @@
 """Prefix trees with images: forks lie outside images, and each path is read as it is alone."""
 
+import json
 import random
 
 import numpy as np
@@ -15,7 +16,9 @@ from penstock.chat import Template
 from penstock.core.errors import ConfigError
 from penstock.data.shards.format.images import ImageOf
 from penstock.data.shards.format.tree_building import build_tree
+from penstock.data.shards.verify import verify
 from penstock.learn.training.losses import row_loss
+from penstock.media import load_processor
 from penstock.media.patches import PatchProcessor
 from penstock.models.theirs.model import HuggingFaceModel
 
@@ -141,8 +144,6 @@ def opened(family, home):
     folder = model_folder(home / family, family)
     tokenizer = ps.load_tokenizer(folder)
     _, template, _ = family_of(family)
-    from penstock.media import load_processor
-
     return (tokenizer, template, load_processor(folder)), HuggingFaceModel(model(family).double())
 
 
@@ -241,3 +242,75 @@ def test_a_policy_learns_from_trees_with_images(tmp_path):
         )
         lines.append([step["loss"] for step in found.metrics])
     np.testing.assert_allclose(lines[0], lines[1], rtol=1e-9, atol=1e-12)
+
+
+# -- preferences
+
+
+def preference_data(home, records, **more):
+    (home / "r.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    return [
+        ps.prepare(
+            home / "r.jsonl",
+            tokenizer=home / "processor",
+            processor=home / "processor",
+            template="auto",
+            answers=answers,
+            output=home / answers,
+            progress=False,
+            **more,
+        )
+        for answers in ("tree", "separate")
+    ]
+
+
+def test_preferences_with_images(tmp_path):
+    (_, _, made), _ = own_model(tmp_path)
+    made.save(tmp_path / "processor")
+    for number, image in enumerate((A, B, C, D)):
+        image.save(tmp_path / f"{number}.png")
+    records = [
+        {
+            "images": [f"{number}.png", "0.png"],
+            "prompt": [{"role": "user", "content": "<image>What is <image> it?"}],
+            "chosen": [{"role": "assistant", "content": "a thing"}],
+            "rejected": [{"role": "assistant", "content": "this or that"}],
+        }
+        for number in range(4)
+    ]
+    # The same answer to another image: only the image tells them apart.
+    asked = [
+        [
+            {"role": "user", "content": [{"type": "image", "image": name}]},
+            said("Yes.", role="assistant"),
+        ]
+        for name in ("0.png", "3.png")
+    ]
+    records.append({"chosen": asked[0], "rejected": asked[1]})
+    found, losses = preference_data(tmp_path, records), []
+    tree, apart = found
+    assert [len(one.images) for one in tree] == [2, 2, 2, 2, 2]
+    assert [len(one.images) for one in apart] == [4, 4, 4, 4, 2]
+    assert tree[4].images[0].digest != tree[4].images[1].digest
+    assert not verify(tree.path).faults
+    for number, dataset in enumerate(found):
+        _, wrapped = own_model(tmp_path / f"m{number}")
+        loader = ps.Loader(
+            ps.Source(dataset.path, max_epochs=1),
+            requirements=wrapped.requirements(),
+            sequence_length=1024,
+            rows_per_step=1,
+        )
+        run = ps.train(
+            wrapped,
+            loader,
+            output=tmp_path / f"run{number}",
+            preference={"reference": "initial"},
+            steps=1,
+            threads=1,
+            learning_rate=1e-3,
+            progress=False,
+        )
+        losses.append([run.metrics[0][name] for name in ("loss", "gradient_norm")])
+    assert losses[0][1] > 0
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)

@@ -170,7 +170,7 @@ def _answer_documents(
             [sum(len(chat.text.encode()) for chat in one.chats) for one in answers], np.int64
         ),
         trees=[one.tree for one in answers],
-        images=[[] for _ in answers],
+        images=[[*one.images] for one in made],
         columns={
             column.name: Ragged.from_rows([one.columns[column.name] for one in made], np.float32)
             for column in settings.columns
