@@ -154,6 +154,20 @@ def test_a_branch_shares_the_images_of_its_beginning(patches):
             assert (path.ids[place.begin : place.end] == made.slot_id).all()
 
 
+def test_the_certificate_finds_another_image(patches):
+    trajectory = walk(*patches_as_parts(patches), "sampled")
+    [path] = trajectory.paths()
+    first, *others = path.images
+    for changed in (others, [(others[0][0], first[1]), *others]):
+        found = trajectory._proof.certificate([path._replace(images=tuple(changed))])
+        assert found.problems[0] == "reply 0: the images before it are not those sent"
+
+
+def patches_as_parts(patches):
+    tokenizer, made = patches
+    return tokenizer, Template(source=CHATML, name="chatml"), made
+
+
 # -- sounds and videos
 
 

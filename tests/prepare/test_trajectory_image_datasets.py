@@ -152,6 +152,36 @@ def test_tokens_between_those_of_an_image_are_refused(patches):
         reader_of(patches).read(record)
 
 
+@pytest.mark.parametrize("where", ["record", "step", "flat", "vllm", "messages"])
+@pytest.mark.parametrize("given", [True, False])
+def test_images_next_to_messages(patches, where, given, tmp_path):
+    B.save(tmp_path / "b.png")
+    parts = [{"type": "image", "image": str(tmp_path / "b.png")}, {"type": "text", "text": "What?"}]
+    expected = play(patches, ["Yes."], prompts=[[{"role": "user", "content": parts}]])
+    [step] = expected.record()["steps"]
+    step["messages"] = [{"role": "user", "content": "<image>What?"}]
+    fields = {"images": ["b.png"]}
+    record = {"steps": [step]}
+    if where == "vllm":
+        fields = {"multi_modal_data": {"image": ["b.png"]}}
+        step |= fields
+        if given:
+            del step["messages"]
+    elif where == "messages":
+        step["messages"][0] |= fields
+    elif where == "flat":
+        record = {**step, **fields}
+    else:
+        (record if where == "record" else step).update(fields)
+    if not given:
+        del (record if where == "flat" else step)["prompt_ids"]
+    file = str(tmp_path / "r.jsonl")
+    same(reader_of(patches).read(record, file=file).paths, expected.paths())
+    tokenizer, template, _ = patches
+    with pytest.raises(ConversationError, match="need the processor"):
+        TrajectoryReader(tokenizer=tokenizer, template=template, variables={}).read(record)
+
+
 def test_a_reader_without_a_processor_refuses_images(patches):
     record = play(patches, REPLIES[:1], prompts=[[said(A)]]).record()
     tokenizer, template, _ = patches

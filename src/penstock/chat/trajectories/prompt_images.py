@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple, final
 
 import numpy as np
@@ -70,8 +71,18 @@ class TrajectoryImages:
         self._template = template
         self._load = ImageLoader(settings.image_folder or "", settings, processor)
 
-    def read(self, messages: Sequence[JsonObject], where: str) -> list[JsonObject]:
+    def read(
+        self,
+        messages: Sequence[JsonObject],
+        where: str,
+        attachments: JsonMapping = MappingProxyType({}),
+    ) -> list[JsonObject]:
         """Messages with each image looked at, as a part of its content.
+
+        Args:
+            messages: As templates see them.
+            where: Of the first one, for errors.
+            attachments: Images next to the messages, by the names of their fields.
 
         Raises:
             ConversationError: An image is refused; names its message.
@@ -79,6 +90,7 @@ class TrajectoryImages:
         plain = Conversation(
             messages=tuple(messages),
             message_weights=(DEFAULT_WEIGHTS,) * len(messages),
+            attachments=dict(attachments),
             origin=where,
         )
         found = place_images(plain, self._look, self.processor.medium, self._load.frames).messages

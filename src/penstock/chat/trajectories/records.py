@@ -9,7 +9,8 @@ ones, and the prompt is rendered as `Trajectory` does. A record without `steps` 
 
 With a processor, messages may have images or sounds. Where ids are given too, they must have the
 processor's tokens for them: for those of the path that the step extends and the new ones; where it
-extends none, for its own or for all so far.
+extends none, for its own or for all so far. Images may also stand next to the messages (`images`),
+next to all steps, or in `multi_modal_data` (vLLM, verl).
 
 The same things have other names elsewhere; each is read as it is:
 
@@ -40,13 +41,12 @@ from penstock.chat.trajectories.prompt_images import TrajectoryImages, has_image
 from penstock.chat.trajectories.replies import CUT, check_reply
 from penstock.chat.trajectories.trajectory import History, Trajectory
 from penstock.core.errors import ConfigError, ConversationError
-from penstock.core.json_values import JsonMapping
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.media.finding import folder_of
 from penstock.media.images import ImageSettings
-from penstock.media.loading import LoadedImage
 from penstock.media.placement import images_of
 from penstock.media.processor import Processor
-from penstock.media.records import refuse_media
+from penstock.media.records import media_fields, refuse_media
 from penstock.tokenizers import Tokenizer
 
 STEPS = ("steps", "trajectory")
@@ -82,6 +82,8 @@ class RecordedStep:
 
     messages: Sequence[JsonMapping] = ()
     """New messages, where nothing else says what was sent."""
+    attachments: JsonMapping = field(default_factory=dict)
+    """Images next to the messages, by the names of their fields."""
     prompt: Sequence[int] | None = None
     """Ids that were sent; None: rendered from messages."""
     ids: Sequence[int]
@@ -176,7 +178,8 @@ class TrajectoryReader:
             if not prompt:
                 raise ConversationError(f"{name}: its prompt has no token")
             ids, logs, weights = check_reply(name, step.ids, step.logs, step.mask, size)
-            made.add(prompt, ids, logs, weights, images=_images_of(step, name, seen))
+            images = images_of(_messages_of(step, name, seen))
+            made.add(prompt, ids, logs, weights, images=images)
         return made.paths()
 
     def _rendered(
@@ -196,9 +199,13 @@ class TrajectoryReader:
             image_settings=settings,
             **{**self.variables, **(record.get("chat_template_kwargs") or {})},
         )
+        seen = trajectory.pictures
         for number, step in enumerate(steps):
             try:
-                trajectory.prompt(step.messages)
+                pictured = step.attachments or has_images(step.messages)
+                trajectory.prompt(
+                    _messages_of(step, "its messages", seen) if pictured else step.messages
+                )
                 trajectory.reply(
                     step.ids,
                     step.logs,
@@ -211,15 +218,22 @@ class TrajectoryReader:
         return trajectory.paths()
 
 
-def _images_of(step: RecordedStep, name: str, seen: TrajectoryImages | None) -> list[LoadedImage]:
-    """The images of a step's new messages."""
-    if not step.messages or not has_images(step.messages):
-        return []
+def _messages_of(
+    step: RecordedStep, name: str, seen: TrajectoryImages | None
+) -> Sequence[JsonMapping]:
+    """The new messages of a step, with its images as parts.
+
+    Raises:
+        ConversationError: There are images, and no processor; or one cannot be read.
+    """
+    if not step.attachments and not has_images(step.messages):
+        return ()
+    messages: Sequence[JsonMapping] = step.messages or [{"role": "user", "content": ""}]
     if seen is None:
-        refuse_media(step.messages, {}, name)
-        return []
-    messages, _ = read_messages([*step.messages], "messages", LayoutSettings(), name)
-    return images_of(seen.read(messages, name))
+        refuse_media(messages, step.attachments, name)
+        return ()
+    read, _ = read_messages([*messages], "messages", LayoutSettings(), name)
+    return seen.read(read, name, step.attachments)
 
 
 def steps_of(record: JsonMapping) -> Iterator[RecordedStep]:
@@ -235,7 +249,9 @@ def steps_of(record: JsonMapping) -> Iterator[RecordedStep]:
     for number, step in enumerate(steps):
         if not isinstance(step, Mapping):
             raise ConversationError(f"step {number} is {step!r:.40}; expected an object")
-        yield _step(step, number)
+        # Images next to the steps belong to the first prompt.
+        own = {} if number or step is record else _attachments(record)
+        yield _step({**own, **step} if own else step, number)
 
 
 def one_by_one(record: JsonMapping) -> Iterator[JsonMapping]:
@@ -282,6 +298,7 @@ def _step(given: JsonMapping, number: int) -> RecordedStep:
     message = found.get("message")
     return RecordedStep(
         messages=found.get("messages") or (),
+        attachments=_attachments(given),
         prompt=_ids(prompt, f"step {number}: prompt_ids"),
         ids=_ids(ids, f"step {number}: response_ids") or (),
         logs=_logs(_first(found, LOGS), number),
@@ -291,6 +308,12 @@ def _step(given: JsonMapping, number: int) -> RecordedStep:
         reward=_number(found, REWARD),
         advantage=_number(found, ADVANTAGE),
     )
+
+
+def _attachments(given: JsonMapping) -> JsonObject:
+    """Images in the fields of a record or step, also where vLLM and verl have them."""
+    found = given.get("multi_modal_data")
+    return media_fields({**given, **found} if isinstance(found, Mapping) else given)
 
 
 def _ids(value: object, name: str) -> Sequence[int] | None:

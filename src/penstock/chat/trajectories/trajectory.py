@@ -87,6 +87,7 @@ class Trajectory:
     Attributes:
         messages: All messages so far, with those of replies.
         steps: How each prompt continued those before it.
+        pictures: Reads and finds its images; None: it has no processor.
     """
 
     def __init__(
@@ -143,10 +144,10 @@ class Trajectory:
         self._tails = Tails(
             template, frozenset(names.values()), frozenset(names[one] for one in stops), variables
         )
-        self._images = None
+        self.pictures = None
         if processor is not None:
             settings = image_settings or ImageSettings()
-            self._images = TrajectoryImages(processor, settings, template.name)
+            self.pictures = TrajectoryImages(processor, settings, template.name)
         slot = None if processor is None else processor.slot_id
         self._proof = Proof(self.tokenizer, self._texts, template.name, slot)
         self._asked: list[int] = []
@@ -177,9 +178,9 @@ class Trajectory:
         Raises:
             RecordError: An image is damaged, or the processor refuses it.
         """
-        if self._images is None or not self._path.images:
+        if self.pictures is None or not self._path.images:
             return None
-        return self._images.pictures(self.ids, self.images)
+        return self.pictures.pictures(self.ids, self.images)
 
     @property
     def has_log_probabilities(self) -> bool:
@@ -248,8 +249,8 @@ class Trajectory:
         ids, logs, own = check_reply(
             f"reply {number}", ids, log_probabilities, weights, self.tokenizer.vocab_size
         )
-        if self._images is not None:
-            self._images.refuse_slots(f"reply {number}", ids)
+        if self.pictures is not None:
+            self.pictures.refuse_slots(f"reply {number}", ids)
         before = self._path.ids[-1] if self._path.ids else None
         text, is_text = self._texts.text(ids, before)
         cut = finish_reason == CUT
@@ -363,10 +364,10 @@ class Trajectory:
         """Messages as templates see them."""
         where = f"trajectory, from message {len(self.messages)} on"
         found, _ = read_messages([dict(one) for one in messages], "messages", _LAYOUT, where)
-        if self._images is None or replies:
+        if self.pictures is None or replies:
             refuse_media(found, {}, where)
         else:
-            found = self._images.read(found, where)
+            found = self.pictures.read(found, where)
         if self._said and not replies:
             for place, one in enumerate(found):
                 if one["role"] == "assistant":
@@ -463,17 +464,17 @@ class Trajectory:
 
     def _placed(self, whole: Whole, begin: int = 0, after: int = -1) -> Sequence[Placed]:
         """The images in a text, from a character on, which belong to messages after one."""
-        return () if self._images is None else self._images.find(whole, begin, after)
+        return () if self.pictures is None else self.pictures.find(whole, begin, after)
 
     def _encode(
         self, before: int | None, whole: Whole, begin: int, end: int, placed: Sequence[Placed]
     ) -> Stretch:
         """The tokens of a part of a text."""
         text, literal, names = whole.text[begin:end], whole.literal[begin:end], self._texts.names
-        if self._images is None:
+        if self.pictures is None:
             return Stretch(encode_behind(self.tokenizer, names, before, text, literal), [], text)
         images = [one.image for one in placed if begin <= one.at < end]
-        return self._images.encode(self.tokenizer, names, before, text, literal, images)
+        return self.pictures.encode(self.tokenizer, names, before, text, literal, images)
 
     def _check_stops(self, stops: Collection[int]) -> None:
         for one in stops:

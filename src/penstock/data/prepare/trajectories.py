@@ -9,6 +9,7 @@ manifest, and is written again.
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -45,6 +46,7 @@ from penstock.data.shards.memory import weight_spans, write_dataset
 from penstock.data.sources.opening import open_sources
 from penstock.data.sources.records import stop_at_damage
 from penstock.media.images import ImageSettings
+from penstock.media.loading import LoadedImage
 from penstock.media.processor import Processor, load_processor
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
@@ -340,6 +342,7 @@ def prepare_trajectories(
         image_settings=image_settings or ImageSettings(),
     )
     found: list[FinishedTrajectory] = []
+    known: dict[bytes, LoadedImage] = {}
     skipped: list[RecordError] = []
     with Progress("trajectories", total=None, unit="", enabled=progress) as bar:
         for one in read_trajectories(source, reader):
@@ -348,7 +351,7 @@ def prepare_trajectories(
                     raise one
                 skipped.append(one)
             else:
-                found.append(one)
+                found.append(_with_known(one, known))
                 bar.advance(1)
     if not found:
         raise RecordError(f"{source}: holds no trajectory")
@@ -364,6 +367,19 @@ def prepare_trajectories(
     if progress:
         say(summary(found, dataset, skipped))
     return dataset
+
+
+def _with_known(one: FinishedTrajectory, known: dict[bytes, LoadedImage]) -> FinishedTrajectory:
+    """A trajectory in which an image that was in others is the same object, so that its bytes are
+    kept once.
+    """
+    if not any(path.images for path in one.paths):
+        return one
+    paths = []
+    for path in one.paths:
+        images = [(known.setdefault(image.digest, image), place) for image, place in path.images]
+        paths.append(path._replace(images=tuple(images)))
+    return replace(one, paths=tuple(paths))
 
 
 def _template(
