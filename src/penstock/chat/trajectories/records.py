@@ -202,10 +202,8 @@ class TrajectoryReader:
         seen = trajectory.pictures
         for number, step in enumerate(steps):
             try:
-                pictured = step.attachments or has_images(step.messages)
-                trajectory.prompt(
-                    _messages_of(step, "its messages", seen) if pictured else step.messages
-                )
+                new = _messages_of(step, "its messages", seen) or step.messages
+                trajectory.prompt(new)
                 trajectory.reply(
                     step.ids,
                     step.logs,
@@ -221,7 +219,7 @@ class TrajectoryReader:
 def _messages_of(
     step: RecordedStep, name: str, seen: TrajectoryImages | None
 ) -> Sequence[JsonMapping]:
-    """The new messages of a step, with its images as parts.
+    """The new messages of a step, with its images as parts; none if it has no images.
 
     Raises:
         ConversationError: There are images, and no processor; or one cannot be read.
