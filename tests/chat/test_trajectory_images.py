@@ -39,7 +39,7 @@ from penstock.chat import (
     read_conversation,
 )
 from penstock.chat.records.images import place_images
-from penstock.core.errors import ConversationError
+from penstock.core.errors import ConfigError, ConversationError
 from penstock.integrations.huggingface.vision_examples import own_tokenizer
 from penstock.media.images import ImageSettings
 from penstock.media.loading import load_image
@@ -368,6 +368,11 @@ def test_without_a_processor_images_are_refused(patches):
     trajectory = Trajectory(patches[0], CHATML)
     with pytest.raises(ConversationError, match=r"message 0.*need the processor of a model"):
         trajectory.prompt([said(A)])
+
+
+def test_settings_of_images_need_a_processor(patches):
+    with pytest.raises(ConfigError, match="image_settings are for a processor"):
+        Trajectory(patches[0], CHATML, image_settings=ImageSettings())
 
 
 def test_replies_have_no_images(patches):

@@ -9,17 +9,30 @@ import torch
 
 import penstock as ps
 from makers.image_data import model_folder
-from makers.image_trajectories import CHATML, CONTROLS, A, B, C, D, family_of, play, said
+from makers.image_trajectories import (
+    CHATML,
+    CONTROLS,
+    HISTORIES,
+    A,
+    B,
+    C,
+    D,
+    family_of,
+    play,
+    said,
+)
 from makers.media import model
 from makers.tokenizers import tiny_tokenizer
-from penstock.chat import Template
+from penstock.chat import Template, Trajectory
 from penstock.core.errors import ConfigError
 from penstock.data.shards.format.images import ImageOf
 from penstock.data.shards.format.tree_building import build_tree
 from penstock.data.shards.verify import verify
+from penstock.learn.generation import Engine, Sampling
 from penstock.learn.training.losses import row_loss
 from penstock.media import load_processor
 from penstock.media.patches import PatchProcessor
+from penstock.media.rows import blank_image
 from penstock.models.theirs.model import HuggingFaceModel
 
 SLOT = 99
@@ -242,6 +255,42 @@ def test_a_policy_learns_from_trees_with_images(tmp_path):
         )
         lines.append([step["loss"] for step in found.metrics])
     np.testing.assert_allclose(lines[0], lines[1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", ["ours", "qwen2_vl"])
+def test_what_our_engine_sampled_is_what_is_trained(family, tmp_path):
+    """Its log-probabilities are those of the row in training, over several turns with images."""
+    parts, wrapped = own_model(tmp_path) if family == "ours" else opened(family, tmp_path)
+    tokenizer, template, made = parts
+    engine = Engine(
+        wrapped,
+        tokenizer,
+        context_length=512,
+        stop_ids=[tokenizer.special_tokens["<|im_end|>"]],
+        images=blank_image(made),
+    )
+    finished = []
+    for number, history in enumerate(HISTORIES):
+        trajectory = Trajectory(tokenizer, template, processor=made, history=history)
+        for turn, new in enumerate([QUESTIONS[0], [said("No: ", C, B)], [said("So?")]]):
+            ids = trajectory.prompt(new)
+            sampling = Sampling(max_tokens=4, logprobs=0, seed=10 * number + turn)
+            [written] = engine.generate_all([ids], sampling, images=[trajectory.prompt_images()])
+            logs = [step.token for step in written.logprobs]
+            trajectory.reply(written.tokens, logs, finish_reason=written.finish_reason)
+        finished.append(trajectory.finish(reward=float(number), group="a"))
+    data = ps.write_trajectories(tmp_path / "data", finished, tokenizer=tokenizer, processor=made)
+    _, row = row_of(data, wrapped)
+    assert row.reach is not None
+    with torch.no_grad():
+        logits = wrapped.logits(wrapped(wrapped.tensors(row)))[0]
+    trained = np.flatnonzero(row.loss_weights[0] > 0)
+    targets = torch.from_numpy(row.targets[0][trained].astype(np.int64))
+    found = torch.log_softmax(logits[trained].double(), -1)[torch.arange(len(trained)), targets]
+    # The column has the number of each token; the slot before it has it as its target.
+    stored = row.columns["log_probabilities"][trained + 1]
+    assert len(trained) >= 9
+    np.testing.assert_allclose(found.numpy(), stored, atol=2e-5)
 
 
 # -- preferences

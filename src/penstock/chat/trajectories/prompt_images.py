@@ -155,7 +155,7 @@ class TrajectoryImages:
             "".join([*written, text[at:]]),
         )
 
-    def pictures(self, ids: Sequence[int], images: Sequence[PathImage]) -> PromptImages:
+    def of_prompt(self, ids: Sequence[int], images: Sequence[PathImage]) -> PromptImages:
         """What a model reads of the images of a prompt.
 
         Raises:

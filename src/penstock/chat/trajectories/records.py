@@ -196,7 +196,7 @@ class TrajectoryReader:
             history=self.history,
             stop_ids=self.stop_ids,
             processor=self.processor,
-            image_settings=settings,
+            image_settings=None if self.processor is None else settings,
             **{**self.variables, **(record.get("chat_template_kwargs") or {})},
         )
         seen = trajectory.pictures

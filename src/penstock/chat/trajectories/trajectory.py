@@ -118,7 +118,8 @@ class Trajectory:
             variables: Variables of the template, such as enable_thinking.
 
         Raises:
-            ConfigError: `history` is unknown, or a stop id is no control token.
+            ConfigError: `history` is unknown, a stop id is no control token, there is no such
+                processor, or none for the settings of images.
             TokenizerError: The vocabulary has no exact byte table.
         """
         if history not in HISTORIES:
@@ -126,6 +127,8 @@ class Trajectory:
         self.tokenizer = (
             tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
         )
+        if image_settings is not None and processor is None:
+            raise ConfigError("image_settings are for a processor; give it, or leave them out")
         if isinstance(processor, str | Path):
             processor = load_processor(processor)
         if template is None:
@@ -180,7 +183,7 @@ class Trajectory:
         """
         if self.pictures is None or not self._path.images:
             return None
-        return self.pictures.pictures(self.ids, self.images)
+        return self.pictures.of_prompt(self.ids, self.images)
 
     @property
     def has_log_probabilities(self) -> bool:

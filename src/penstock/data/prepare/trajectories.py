@@ -96,6 +96,8 @@ def write_trajectories(
     groups = in_groups(trajectories)
     if not groups:
         raise ConfigError("there are no trajectories to write")
+    if image_settings is not None and processor is None:
+        raise ConfigError("image_settings are for a processor; give it, or leave them out")
     settings = image_settings or ImageSettings()
     _check_processor(groups, processor)
     documents = trees_of(groups, answers=answers, image_storage=settings.image_storage)
