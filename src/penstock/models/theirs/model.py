@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from penstock.core.arrays import Int64
-from penstock.core.errors import ConfigError, IsolationError
+from penstock.core.errors import ConfigError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models.attention import LayerAttend, RowAttend, RowAttention
@@ -33,7 +33,7 @@ from penstock.models.facts import ModelFacts
 from penstock.models.four_bits import has_four_bits
 from penstock.models.head import wide
 from penstock.models.isolation.lengths import rotary_limit
-from penstock.models.isolation.report import CURE, describe
+from penstock.models.isolation.report import describe
 from penstock.models.key_caches import KeyCache
 from penstock.models.language_model import PackingVerdict, require_packed_rows
 from penstock.models.lora.settings import LoraSettings, NewRows
@@ -55,7 +55,7 @@ from penstock.models.theirs.decoder import Decoder, find_decoder
 from penstock.models.theirs.fitting import fit_attention
 from penstock.models.theirs.generation import Generation
 from penstock.models.theirs.image_rows import has_vision
-from penstock.models.theirs.image_ways import WAYS, ImageWays
+from penstock.models.theirs.image_ways import ImageWays
 from penstock.models.theirs.packed_ways import PackedWays
 from penstock.models.theirs.recurrence import replace_functions
 from penstock.models.theirs.tensors import REQUIREMENTS
@@ -326,18 +326,7 @@ class HuggingFaceModel(nn.Module):
                 other.
         """
         if row.media is not None and self.has_vision:
-            way = self.images.way(row.media.blank)
-            if way == "alone" and row.num_documents > 1:
-                raise IsolationError(
-                    f"{describe(self)}: documents with images see each other in one row: "
-                    f"{self.images.reason}. {CURE}"
-                )
-            if way != "ours" and row.reach is not None:
-                raise ConfigError(
-                    f"{describe(self)}: reads images with {WAYS[way]}, which knows nothing of the "
-                    "branches of prefix trees; prepare the data with answers: separate, which "
-                    "stores each path by itself"
-                )
+            self.images.check(row)
         made = self.row_tensors(row, backend)
         documents = _documents(made)
         if len(documents) > 1:
