@@ -12,6 +12,7 @@ a static length, because shapes must not change.
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,17 @@ from peers.jax_denoise import jitted_denoiser
 from peers.numpy_denoise import numpy_denoiser
 from penstock.core.compiled import kernel
 from penstock.core.vectors import copy_into
+from penstock.plan.inputs.requirements import EVERYTHING
 from penstock.plan.objectives._denoise_kernels import memory_size, write_denoise
 
 SLOTS, ROWS, LONGEST = 4096, 8, 2048
 DOCUMENTS, REFERENCE_DOCUMENTS = 4000, 200
 SENTINELS = range(60_000, 60_400)
+DIFFUSION = {
+    "masked diffusion": ps.MaskedDiffusion(mask_token=60_001),
+    "block diffusion, copies": ps.BlockDiffusion(mask_token=60_001),
+    "block diffusion, prefix": ps.BlockDiffusion(mask_token=60_001, form="prefix"),
+}
 OBJECTIVE = ps.Denoise.ul2r(modes={"R": 59_997, "X": 59_998, "S": 59_999}, sentinels=SENTINELS)
 
 
@@ -52,7 +59,14 @@ def rows_work(dataset: Any, objective: Any) -> tuple[Callable[[], None], int]:
     in them.
     """
     source = ps.Source(dataset, name="text", objective=objective)
-    loader = ps.Loader(ps.Mixture([source]), sequence_length=SLOTS, rows_per_step=ROWS, threads=0)
+    need = replace(EVERYTHING, trees=True)
+    loader = ps.Loader(
+        ps.Mixture([source]),
+        sequence_length=SLOTS,
+        rows_per_step=ROWS,
+        threads=0,
+        requirements=need,
+    )
     plans = [loader._planner.next() for _ in range(60)]
 
     def work() -> None:
@@ -107,6 +121,8 @@ def main() -> None:
         dataset = ps.write_dataset(Path(folder) / "data", stored, vocab_size=60_500)
         works["rows, causal"] = rows_work(dataset, ps.Causal())
         works["rows, denoised"] = rows_work(dataset, OBJECTIVE)
+        for name, objective in DIFFUSION.items():
+            works[f"rows, {name}"] = rows_work(dataset, objective)
         seconds = take_turns(
             {name: lambda work=work: cpu_seconds(work) for name, (work, _) in works.items()},
             flags.repeats,
@@ -123,6 +139,14 @@ def main() -> None:
         (f"{name} / rows, denoised", f"{cost[name] / cost['rows, denoised']:,.0f}", "target: ≥ 20")
         for name in cost
         if name.endswith("a call")
+    ]
+    rows += [
+        (
+            f"rows, {name} / rows, causal",
+            f"{cost[f'rows, {name}'] / cost['rows, causal']:.1f}",
+            goal,
+        )
+        for name, goal in zip(DIFFUSION, ("target: ≤ 3", "two slots a token", ""), strict=True)
     ]
     for name in cost:
         if name.endswith("a call"):

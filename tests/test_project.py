@@ -41,7 +41,8 @@ TORCH_ROOMS = tuple(
             f"use.runs.{module}"
             for module in (
                 *("dry_runs", "episodes", "evaluating", "exporting", "generating", "opening"),
-                *("reference", "rollouts", "run", "serving", "starting", "training"),
+                *("reference", "remote_sampler", "rollouts", "run", "samplers", "serving"),
+                *("starting", "training"),
             )
         ),
     )

@@ -24,6 +24,7 @@ with lazy(__name__):
     from penstock.plan.loader.loader import Loader
     from penstock.plan.loader.mixture import Mixture, ShareChange, Source
     from penstock.plan.objectives.denoise import Denoise
+    from penstock.plan.objectives.diffusion import BlockDiffusion, MaskedDiffusion
     from penstock.plan.objectives.infill import Infill
     from penstock.plan.objectives.objective import Causal
     from penstock.tokenizers.loading import load_tokenizer
@@ -54,6 +55,7 @@ with lazy(__name__, addresses=True):
     from penstock.use import inspection, serving
 
 __all__ = [
+    "BlockDiffusion",
     "Causal",
     "ChatOptions",
     "DataParallel",
@@ -62,6 +64,7 @@ __all__ = [
     "Infill",
     "InputRequirements",
     "Loader",
+    "MaskedDiffusion",
     "Mixture",
     "ModelInput",
     "PenstockError",

@@ -261,6 +261,56 @@ def test_a_template_that_always_writes_its_prompt(tokenizer):
     assert found == "\n<|im_start|>user\nAnd 2?<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_a_template_that_ends_a_text_with_eos_where_it_asks_for_no_reply(tokenizer):
+    """Phi-3 as it is trained: a render without the prompt is not how the one with it begins."""
+    source = CHATML + "{% if not add_generation_prompt %}</s>{% endif %}"
+    for history in HISTORIES:
+        trajectory = Trajectory(tokenizer, source, history=history)
+        found = tail(trajectory, "It is 42.<|im_end|>")
+        assert found == "\n<|im_start|>user\nAnd 2?<|im_end|>\n<|im_start|>assistant\n"
+        assert trajectory.steps[-1].kind == "extends"
+
+
+def test_a_control_token_that_closes_thoughts_is_no_terminator(tokenizer):
+    """GLM's turns have no terminator, so one without words ends with the end of its thoughts."""
+    thinks = "<think>{{ m.reasoning_content }}</think>{{ m.content }}"
+    source = GLM.replace(
+        "{{ m.content }}{% endif %}{% endfor %}",
+        "{% if m.role == 'assistant' %}" + thinks + "{% else %}{{ m.content }}{% endif %}"
+        "{% endif %}{% endfor %}",
+    )
+    assert thinks in source
+    trajectory = Trajectory(tokenizer, source)
+    message = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+    # Cut inside its thoughts, which are written otherwise.
+    found = tail(trajectory, "<think>\nHm.", message=message, finish_reason="length")
+    assert found == "<|user|>\nAnd 2?<|assistant|>\n"
+
+
+def test_another_normal_form_is_no_other_history(folder):
+    """Ids are compared, not texts: an e and an accent are two tokens in either form."""
+    make_tokenizer(folder, ["<s>", "</s>"], eos="</s>")
+    parsed = json.loads((folder / "base" / "tokenizer.json").read_text(encoding="utf-8"))
+    start = 1 + max(parsed["model"]["vocab"].values())
+    names = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+    parsed["added_tokens"] = [added_token(one, start + place) for place, one in enumerate(names)]
+    parsed["normalizer"] = {"type": "NFC"}
+    place = folder / "normal"
+    place.mkdir()
+    (place / "tokenizer.json").write_text(json.dumps(parsed), encoding="utf-8")
+    (place / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    tokenizer = ps.load_tokenizer(place)
+    # The message says the composed letter, and so do the ids of the text that was sampled.
+    sampled = ids_of(tokenizer, "Cafe\u0301<|im_end|>")
+    assert sampled == ids_of(tokenizer, "Caf\u00e9<|im_end|>")
+    trajectory = Trajectory(tokenizer, CHATML, history="template")
+    trajectory.prompt(ASKED)
+    trajectory.reply(sampled, message={"role": "assistant", "content": "Cafe\u0301"})
+    trajectory.prompt(MORE)
+    assert trajectory.steps[-1].kind == "extends"
+    assert trajectory.certificate.ok
+
+
 def test_tokens_that_the_encoder_would_not_choose_are_kept(tokenizer):
     for history in HISTORIES:
         trajectory = Trajectory(tokenizer, CHATML, history=history)
@@ -341,6 +391,12 @@ def test_other_bytes_with_the_same_ids(real_data):
         trajectory.reply([*singles, end])
         trajectory.prompt(MORE)
         assert trajectory.certificate.ok
+        composed = tokenizer.encode("Caf\u00e9").tolist()
+        again = Trajectory(tokenizer, CHATML, history=history)
+        again.prompt(ASKED)
+        again.reply([*composed, end], message={"role": "assistant", "content": "Cafe\u0301"})
+        again.prompt(MORE)
+        assert again.steps[-1].kind == "extends"
 
 
 # -- what is refused

@@ -6,7 +6,7 @@ from chat_makers import make_tokenizer
 
 from makers.tokenizers import CHATML
 from penstock.chat import Trajectory, TrajectoryReader, load_template
-from penstock.chat.trajectories.records import one_by_one
+from penstock.chat.trajectories.layouts import unpacked
 from penstock.core.errors import ConfigError, ConversationError
 
 PROMPT, ANSWER, LOGS = [5, 6, 7], [8, 9], [-0.5, -0.25]
@@ -119,7 +119,7 @@ def test_a_batch_is_as_many_records():
         "reward": [0.0, 1.0],
         "group": "q",
     }
-    assert list(one_by_one(batch)) == [
+    assert list(unpacked(batch)) == [
         {"prompt_ids": [1], "completion_ids": [3], "logprobs": [-1.0], "reward": 0.0, "group": "q"},
         {
             "prompt_ids": [2],
@@ -129,7 +129,7 @@ def test_a_batch_is_as_many_records():
             "group": "q",
         },
     ]
-    assert list(one_by_one(LAYOUTS["trl"])) == [LAYOUTS["trl"]]
+    assert list(unpacked(LAYOUTS["trl"])) == [LAYOUTS["trl"]]
 
 
 def test_tokens_of_the_environment_are_read_and_not_trained(reader):
@@ -214,6 +214,10 @@ def test_numbers_of_steps(reader):
         (step([1], [2], reward=float("inf")), "the reward of a trajectory is inf"),
         ({"tokens": [1, 2], "response_length": 2}, "expected how many of its 2 tokens"),
         (step([1], [2], logprobs=[{"x": 1}]), "expected a number for each token"),
+        (step([1], [2], mask=3), "step 0: mask is 3; expected a number for each token"),
+        (step([1], [2], advantages=[1, 2]), "2 advantages for 1 tokens"),
+        (step([1], [2], advantages=["x"]), "expected a number, or one for each sampled token"),
+        ({"steps": [step([1], [2])] * 2, "advantages": [1]}, "belong to a step"),
     ],
 )
 def test_wrong_records_name_what_is_wrong(record, said, reader):

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from model_runs import SETTINGS, train_on
+from safetensors.torch import load_file
 
 from makers.tokenizers import CHATML
 from penstock import train_tokenizer
@@ -58,6 +59,33 @@ def test_transformers_reads_the_folder(made, tmp_path):
     assert text == "<|im_start|>user\na dog<|im_end|>\n<|im_start|>assistant\n"
     ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
     assert model(ids).logits.shape[1] == ids.shape[1]
+
+
+def test_a_dtype_rounds_the_merged_weights_and_nothing_else(made, tmp_path, capsys):
+    """LoRA is merged in float32 and rounded then; text of the folder is that of transformers."""
+    from transformers import AutoModelForCausalLM
+
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    export(model=str(made / "chat"), output=whole)
+    capsys.readouterr()
+    export(model=str(made / "chat"), output=half, dtype="bfloat16")
+    assert "in bfloat16 after step 6" in capsys.readouterr().out
+    weights = [load_file(folder / "model.safetensors") for folder in (whole, half)]
+    assert all(torch.equal(one.bfloat16(), weights[1][name]) for name, one in weights[0].items())
+    for path in whole.iterdir():
+        if path.name not in ("model.safetensors", "config.json"):
+            assert path.read_bytes() == (half / path.name).read_bytes(), path.name
+    assert json.loads((half / "config.json").read_bytes())["dtype"] == "bfloat16"
+    writer = writer_of(load_opened(half, device="cpu", threads=1), 1)
+    prompt = writer.tokenizer.encode("the cat").tolist()
+    said = writer.engine.generate_all([prompt], Sampling(temperature=0, max_tokens=20))[0].tokens
+    theirs = AutoModelForCausalLM.from_pretrained(half)
+    assert theirs.dtype == torch.bfloat16
+    due = theirs.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)
+    assert list(said) == due[0, len(prompt) :].tolist()[: len(said)]
+    with pytest.raises(ConfigError, match=r"dtype must be one of .*got 'half'"):
+        export(model=str(made / "chat"), output=tmp_path / "no", dtype="half")
+    assert not (tmp_path / "no").exists()
 
 
 def test_a_run_starts_with_the_weights_of_a_run_or_a_folder(made, tmp_path):

@@ -40,6 +40,17 @@ GOOD = {
     "{kind: infill, rate: 0.9, split: character, tokens: [1, 2, <s>], room: 4}": Infill(
         rate=0.9, split="character", tokens=(1, 2, "<s>"), room=4
     ),
+    (
+        "{kind: infill, separator: <file_sep>, fragment_rate: 0.7, fragment_tokens: 99, "
+        "max_middle: 400, ignore_prefix: '# Notes'}"
+    ): Infill(
+        separator="<file_sep>",
+        fragment_rate=0.7,
+        fragment_tokens=99,
+        max_middle=400,
+        ignore_prefix="# Notes",
+    ),
+    "{kind: infill, separator: 50, ignore_prefix: 7}": Infill(separator=50, ignore_prefix=7),
     "{preset: ul2r, sentinels: [7, 8, 9], modes: {R: 3, S: '[S]'}}": Denoise.ul2r(
         modes={"R": 3, "S": "[S]"}, sentinels=[7, 8, 9]
     ),

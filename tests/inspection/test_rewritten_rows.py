@@ -184,6 +184,40 @@ def test_stretches_tell_the_sections_of_an_infilled_document(data, context):
     assert tasks == {"PSM", "SPM", "causal"}
 
 
+def test_stretches_tell_the_fragments_of_a_repository(tmp_path):
+    """Each infilled one has its sections; separators and the others are text."""
+    data = make_data(tmp_path / "data", highest=12)
+    objective = Infill(
+        rate=0.8,
+        tokens=(*FIM, 999),
+        separator=7,
+        fragment_rate=0.6,
+        fragment_tokens=10,
+        ignore_prefix=5,
+    )
+    seen = set()
+    loader = make_loader(ps.Source(data, objective=objective))
+    for view in view_rows(loader, 0, [0, 1, 2, 3], tokenizer_of):
+        for document in view.documents:
+            seen.add(document.task)
+            if document.task == "causal":
+                assert document.stretches == ()
+                continue
+            assert_told(loader, view, document)
+            words = [each for each in in_order(document.stretches) if each.word >= 0]
+            places = [each.word for each in words]
+            assert places == [0, *np.cumsum([each.end - each.begin for each in words])[:-1]]
+            seen |= {each.role for each in document.stretches}
+            spans = [each.span for each in document.stretches if each.role == "middle"]
+            assert spans == sorted(set(spans))
+            for each in document.stretches:
+                if each.role == "filling":
+                    assert (view.tokens[each.begin : each.end] == 999).all()
+    assert seen >= {
+        "infilled", "causal", "text", "prefix", "suffix", "middle", "prefix and middle", "filling",
+    }  # fmt: skip
+
+
 def test_an_objective_of_ones_own_tells_its_prefix(data):
     loader = make_loader(ps.Source(data, objective=HalfRead()))
     (view,) = view_rows(loader, 0, [0], tokenizer_of)

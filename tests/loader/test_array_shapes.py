@@ -39,6 +39,7 @@ ROOMS = ("loader", "sampling", "packing", "inputs", "objectives")
 UNUSED = {
     # Needs a GPU; needs a tokenizer.
     "penstock.plan.loader.buffers.pinned", "penstock.plan.objectives.character_splits",
+    "penstock.plan.objectives.fragments.Fragments.at_characters",
 }  # fmt: skip
 
 
@@ -173,8 +174,9 @@ def use_the_rest(data, folder):
     row, _ = prefix_trees.pack_trees([(*common, 1), (*common, 2, 3), (50,)])
     assert AttentionRule.of(row).positions.tolist() == [*range(20), 20, 20, 21, 0]
     infill = Infill(tokens=(490, 491, 492), rate=1)
+    fragments = Infill(tokens=(490, 491, 492, 493), rate=1, separator=20)
     words = np.arange(40, dtype=np.int32)
-    for objective in (denoise, infill):
+    for objective in (denoise, infill, fragments):
         objectives.check_objective(objective)
         written = objective.write(words, None, 7)
         assert objective.restore(written.tokens, 40, 7).tolist() == words.tolist()

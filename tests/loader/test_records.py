@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock import Denoise, Loader, Source, write_dataset
+from penstock import Denoise, Loader, MaskedDiffusion, Source, write_dataset
 from penstock.data.shards.format._kernels import BATCH
 from penstock.plan.loader import _document_kernels as k
 from penstock.plan.loader._fill_kernels import PYTHON_ARRAYS, ROW_ARRAYS
@@ -67,7 +67,10 @@ def test_every_field_of_a_source_is_filled_in(tmp_path):
     )
     [record] = loader._filling.fill._sources
     zero = {name for name in k.SOURCE_RECORD.names if not record[name]}
-    assert zero == {"begins_with_bos", "ends_with_eos"}, "the dataset has neither"
+    assert zero == {"begins_with_bos", "ends_with_eos", "own_targets"}, "the dataset has neither"
+    masked = Source(weighted, objective=MaskedDiffusion(mask_token=3))
+    [other] = Loader(masked, sequence_length=64, rows_per_step=1, threads=0)._filling.fill._sources
+    assert other["own_targets"]
     table = weighted.table
     assert (record["num_shards"], record["token_bytes"], record["id_limit"]) == (1, 4, 70_000)
     for name in (

@@ -131,9 +131,9 @@ def datasets(parts, folder, **more):
     ]
     return [
         ps.write_trajectories(
-            folder / answers, finished, tokenizer=tokenizer, processor=made, answers=answers, **more
+            folder / str(share), finished, tokenizer=tokenizer, processor=made, share=share, **more
         )
-        for answers in ("tree", "separate")
+        for share in (True, False)
     ]
 
 

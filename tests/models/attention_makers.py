@@ -51,15 +51,18 @@ def random_heads(
 
 
 @st.composite
-def forests(draw: st.DrawFn) -> AttentionRule:
-    """A row of documents, each of which may be a prefix tree, up to four nodes deep."""
+def forests(draw: st.DrawFn, prefixes: bool = False) -> AttentionRule:
+    """A row of documents, each of which may be a prefix tree, up to four nodes deep; `prefixes`: of
+    nodes whose first slots may see each other.
+    """
     pieces: list[list[int]] = []
     reach: list[int] = []
 
     def node(begin: int, depth: int) -> int:
         end = begin + draw(st.integers(1, 6))
         number = len(pieces)
-        pieces.append([begin, begin, end])
+        prefix = draw(st.integers(0, end - begin)) if prefixes else 0
+        pieces.append([begin, begin + prefix, end])
         reach.append(end)
         for _ in range(draw(st.sampled_from([0, 0, 2, 3])) if depth < 4 else 0):
             end = node(end, depth + 1)

@@ -7,7 +7,8 @@ from importlib.util import find_spec
 _NEEDS = {
     "torch": "test_*.py",
     "transformers": (
-        "test_huggingface_model.py test_model_export.py test_lora.py test_kernels_without_cuda.py"
+        "test_huggingface_model.py test_model_export.py test_lora.py test_export_dtype.py "
+        "test_kernels_without_cuda.py"
     ),
     "peft": "test_lora.py",
 }

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from model_makers import logits_of, tiny
+from safetensors.torch import load_file
 
 from makers.models import tiny_huggingface, tiny_model
 from makers.rows import random_row
@@ -147,3 +148,18 @@ def test_layouts_that_join_matrices_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="joins and scales matrices"):
         export_adapter(trained(model, targets=("query", "output")), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_and_its_base_in_another_dtype(tmp_path: Path) -> None:
+    export_adapter(trained(tiny(torch.float32)), tmp_path, dtype="bfloat16")
+    for name in ("adapter_model.safetensors", "base/model.safetensors"):
+        assert {one.dtype for one in load_file(tmp_path / name).values()} == {torch.bfloat16}
+    model = trained(tiny(torch.float32)).to(torch.bfloat16).float()
+    row = random_row()
+    inner = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "base", dtype=torch.float32
+    )
+    with_adapter = peft.PeftModel.from_pretrained(inner, tmp_path).merge_and_unload().eval()
+    torch.testing.assert_close(
+        logits_of(HuggingFaceModel(with_adapter), row), logits_of(model, row), rtol=0, atol=1e-4
+    )

@@ -16,7 +16,7 @@ from makers.models import tiny_model
 from penstock.core.errors import ConfigError
 from penstock.models.attention import BACKENDS, attend
 from penstock.models.attention.calls import prepare_calls
-from penstock.models.attention.flex import BLOCK, block_mask, tree_mask_mod
+from penstock.models.attention.flex import BLOCK, block_mask, ranges_mask_mod, tree_mask_mod
 from penstock.plan.inputs import AttentionRule
 
 CPU = torch.device("cpu")
@@ -168,12 +168,52 @@ def test_damaged_trees(pieces: list[list[int]], reach: list[int]) -> None:
         AttentionRule(np.array(pieces), np.array(reach))
 
 
-def test_prefixes_and_trees_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match=r"bidirectional.*prefixes"):
-        AttentionRule(np.array([[0, 2, 3], [3, 3, 5], [5, 5, 9]]), np.array([9, 5, 9]))
-    flat = AttentionRule(np.array([[0, 2, 3], [3, 3, 5]]), np.array([3, 5]))
-    assert flat.bidirectional
-    assert not flat.forked
+@settings(deadline=None, max_examples=80)
+@given(forests(prefixes=True))
+def test_nodes_may_have_prefixes(rule: AttentionRule) -> None:
+    """A slot sees its path up to itself, and the prefix of its own node if it is in it."""
+    mask, positions = rule.dense_mask(), rule.positions
+    first, last = rule.seen_by
+    for path, (begin, prefix, end) in zip(paths_of(rule), rule.pieces.tolist(), strict=True):
+        for slot in range(begin, end):
+            seen = [other for other in path if other <= slot or slot < prefix > other]
+            assert np.flatnonzero(mask[slot]).tolist() == seen
+            assert positions[slot] == sum(other <= slot for other in path) - 1
+    slots = np.arange(rule.num_slots)
+    assert ((first <= slots[:, None]) & (slots[:, None] < last)).tolist() == mask.tolist()
+
+
+@settings(deadline=None, max_examples=60)
+@given(forests(prefixes=True), st.sampled_from([1, 2, 4]))
+def test_gradients_with_prefixes_are_those_of_the_mask(rule: AttentionRule, kv_heads: int) -> None:
+    found = []
+    for how in ("per_document", "calls", "dense"):
+        q, k, v = random_heads(rule.num_slots, kv_heads=kv_heads, gradients=True)
+        call = (
+            prepare_calls(rule, CPU, torch.float64)
+            if how == "calls"
+            else lambda *x, how=how: attend(*x, rule, how)
+        )
+        found.append(with_gradients(call(q, k, v), q, k, v))
+    for mine in found[:2]:
+        for one, expected in zip(mine, found[2], strict=True):
+            torch.testing.assert_close(one, expected, rtol=0, atol=1e-12)
+    flexed = attend(*random_heads(rule.num_slots, kv_heads=kv_heads), rule, "flex")
+    torch.testing.assert_close(flexed, found[2][0].detach(), rtol=0, atol=1e-12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(forests(prefixes=True), st.integers(1, 60))
+def test_blocks_with_prefixes_are_those_of_torch(rule: AttentionRule, stretch: int) -> None:
+    long = AttentionRule(rule.pieces * stretch, rule.ends * stretch)
+    mask_mod = ranges_mask_mod(*map(torch.from_numpy, long.seen_by))
+    found = block_mask(long, mask_mod, CPU)
+    slots = long.num_slots
+    expected = create_block_mask(mask_mod, None, None, slots, slots, device="cpu", BLOCK_SIZE=BLOCK)
+    for side in ("kv", "q", "full_kv", "full_q"):
+        for part in ("num_blocks", "indices"):
+            name = f"{side}_{part}"
+            assert torch.equal(getattr(found, name), getattr(expected, name)), name
 
 
 def test_varlen_refuses_trees() -> None:

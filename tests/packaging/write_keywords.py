@@ -193,6 +193,12 @@ MODULES = {
                 of=["learn.generation.settings.Sampling"],
             ),
             Keywords(
+                name="WriteKeywords",
+                says="How texts are generated; see `Sampling`, and `Unmasking` for diffusion.",
+                bases=("GenerateKeywords",),
+                of=["learn.generation.unmask_settings.Unmasking"],
+            ),
+            Keywords(
                 name="EvaluateKeywords",
                 says="How tasks are run; see `TaskSettings`.",
                 bases=("OpeningKeywords",),

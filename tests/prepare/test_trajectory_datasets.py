@@ -3,9 +3,12 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 import penstock as ps
+from makers.processes import call_penstock
 from makers.tokenizers import CHAT_CONTROLS, CHATML, tiny_tokenizer
 from penstock.chat import FinishedTrajectory, Trajectory
 from penstock.core.errors import ConfigError, OutputError, RecordError
@@ -158,6 +161,38 @@ def test_a_truncated_file_is_said(tokenizer, tmp_path):
         ps.prepare_trajectories(path, tokenizer=tokenizer, output=tmp_path / "data")
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            '{"prompt_ids": [5], "response_ids": [6], "logprobs": [-1, -1]}',
+            "2 log-prob",
+        ),
+        ('{"prompt_ids": [5], "response_ids": [99999]}', "give the engine's tokenizer"),
+        ('{"prompt_ids": [99999], "response_ids": [6]}', "its prompt: id 99999"),
+        ('{"prompt_ids": [5], "response_ids": [6], "logprobs": [NaN]}', "expected"),
+        ('{"prompt_ids": [5], "response_ids": [6], "reward": NaN}', "expected"),
+        ('{"group": "nowhere", "reward": 1.0}', "no sampled ids.*expected response_ids"),
+        ('{"prompt_ids": [5], "response_ids": [6]', "not JSON.*it may have been cut"),
+        ("[5]", "object"),
+    ],
+)
+def test_bad_records_have_file_line_and_cure(line, said, tokenizer, tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"prompt_ids": [5], "response_ids": [6]}\n' + line + "\n")
+    with pytest.raises(RecordError, match=rf"bad\.jsonl:2.*({said})"):
+        ps.prepare_trajectories(path, tokenizer=tokenizer, output=tmp_path / "data", progress=False)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_truncated_parquet_file_is_said(answers, tokenizer, tmp_path):
+    path = tmp_path / "cut.parquet"
+    parquet.write_table(pa.table({"prompt_ids": [[5]], "response_ids": [[6]]}), path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(RecordError, match=r"cut\.parquet"):
+        ps.prepare_trajectories(path, tokenizer=tokenizer, output=tmp_path / "data", progress=False)
+
+
 def test_a_policy_learns_from_them(answers, tokenizer, tmp_path):
     more = [finished(tokenizer, "It is 4.<|im_end|>", reward=1.0, group="b"), *answers]
     ps.write_trajectories(tmp_path / "rounds", more, tokenizer=tokenizer, append=True)
@@ -169,3 +204,32 @@ def test_a_policy_learns_from_them(answers, tokenizer, tmp_path):
     )
     assert [one["step"] for one in run.metrics] == [1, 2]
     assert all(np.isfinite(one["loss"]) for one in run.metrics)
+
+
+def test_paths_are_stored_apart_if_asked_for(answers, tokenizer, tmp_path):
+    records = [
+        {
+            "prompt_ids": [5, 6, 7, 8],
+            "completion_ids": ids(tokenizer, "It."),
+            "reward": n,
+            "group": "q",
+        }
+        for n in (0, 1)
+    ]
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    sizes = [
+        ps.prepare_trajectories(
+            path, tokenizer=tokenizer, output=tmp_path / str(share), share=share, progress=False
+        ).num_tokens
+        for share in (True, False)
+    ]
+    assert sizes[1] == 2 * (4 + len(ids(tokenizer, "It.")))
+    assert sizes[0] < sizes[1]
+    tokenizer.save(tmp_path / "tokenizer")
+    given = ["prepare", str(path), "-t", str(tmp_path / "tokenizer"), "--no-share"]
+    found = call_penstock(*given, "--trajectories", "-o", str(tmp_path / "apart"))
+    assert found.exit_code == 0, found.output
+    assert ps.open_dataset(tmp_path / "apart").num_tokens == sizes[1]
+    with pytest.raises(ConfigError, match="--no-share are for --trajectories"):
+        call_penstock(*given, "-o", str(tmp_path / "no"))

@@ -240,7 +240,7 @@ def test_shared_images_are_stored_once(group, written, patches):
 def test_paths_may_be_stored_apart(group, written, patches, tmp_path):
     tokenizer, _, made = patches
     apart = ps.write_trajectories(
-        tmp_path / "apart", group, tokenizer=tokenizer, processor=made, answers="separate"
+        tmp_path / "apart", group, tokenizer=tokenizer, processor=made, share=False
     )
     assert not apart[0].tree.forked
     assert len(apart[0].images) == 6
@@ -334,8 +334,7 @@ def test_prepare_from_the_shell(patches, tmp_path, command_line):
             tmp_path / "data",
             "--shrink-pixels",
             5000,
-            "--answers",
-            "separate",
+            "--no-share",
         ),
     )
     assert not code, errors
@@ -347,7 +346,6 @@ def test_prepare_from_the_shell(patches, tmp_path, command_line):
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"answers": "best"}, "answers must be tree or separate, got 'best'"),
         ({"image_settings": ImageSettings()}, "image_settings need a processor"),
     ],
 )

@@ -4,14 +4,19 @@ that learns from them.
 
 import json
 import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 from test_preference_runs import data, model_for  # noqa: F401
 
 import penstock as ps
-from penstock.core.errors import ConfigError, StateError
+from penstock.core.errors import ConfigError, RecordError, StateError
+from penstock.use.runs import journal
+from penstock.use.runs.daemon_threads import DaemonThreads
 from penstock.use.runs.environments import Environment
+from penstock.use.runs.journal import Journal
+from penstock.use.runs.opening import Opened
 
 OPTIONS = {"max_tokens": 6, "threads": 1, "progress": False, "samples": 2}
 PROMPTS = ["say water", "say pipe", "say more"]
@@ -177,3 +182,137 @@ def test_an_environment_that_takes_anything():
     found = Environment(lambda messages, reply, **more: float(more["last"]))
     given = {"record": {}, "state": {}, "finish_reason": "stop", "last": True}
     assert found.answer([{"role": "assistant", "content": ""}], **given).reward == 1
+
+
+def test_a_model_without_trees_gets_paths_apart(run, data, tmp_path, monkeypatch):  # noqa: F811
+    together = run.rollouts(PROMPTS, output=tmp_path / "a", environment=twice, **OPTIONS)
+    monkeypatch.setattr(Opened, "reads_trees", False)
+    apart = run.rollouts(PROMPTS, output=tmp_path / "b", environment=twice, **OPTIONS)
+    assert together.dataset.num_tokens < apart.dataset.num_tokens
+    for one, other in zip(together.dataset, apart.dataset, strict=True):
+        np.testing.assert_array_equal(one.tree.values, other.tree.values)
+
+
+def test_an_error_names_its_trajectory_and_waits_for_nobody(run, tmp_path):
+    """Others are finished, or wait for a tool that never answers."""
+    blocked, never = threading.Event(), threading.Event()
+
+    def environment(messages, reply, record):
+        if record["prompt"] == "say pipe":
+            blocked.set()
+            never.wait()
+        if record["prompt"] == "say more":
+            if sum(one["role"] == "assistant" for one in messages) < 2:
+                return [{"role": "user", "content": "again"}]
+            assert blocked.wait(60)
+            raise OSError("the tool is gone")
+        return 1.0
+
+    try:
+        with pytest.raises(OSError, match="the tool is gone") as found:
+            run.rollouts(PROMPTS, output=tmp_path / "data", environment=environment, **OPTIONS)
+    finally:
+        never.set()
+    [note] = found.value.__notes__
+    assert note.startswith("in the trajectory of prompt 2, sample ")
+    assert note.endswith(", turn 1")
+    assert {one["prompt"] for one in lines(tmp_path / "data")[1:]} == {0}
+
+
+def test_what_is_over_when_another_fails_is_kept(run, tmp_path):
+    """All answers are there when the first is looked at, and that one is an error."""
+    last = threading.Barrier(6, timeout=60)
+
+    def environment(messages, reply, record):
+        number = last.wait()
+        if number == 5:
+            raise ValueError("no")
+        return 1.0
+
+    slow = threading.Event()
+    looked = Future.result
+
+    def waits(future, *given):
+        if not slow.is_set():
+            # Until the others are done, too.
+            slow.wait(1)
+            slow.set()
+        return looked(future, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Future, "result", waits)
+        with pytest.raises(ValueError, match="no"):
+            run.rollouts(PROMPTS, output=tmp_path / "data", environment=environment, **OPTIONS)
+    assert len(lines(tmp_path / "data")) == 1 + 5
+
+
+def test_errors_of_ours_say_where(run, tmp_path):
+    def leaves(messages, reply):
+        raise SystemExit(3)
+
+    with pytest.raises(ConfigError, match=r"prompt 0, sample 0, turn 0: .*SystemExit 3"):
+        run.rollouts(
+            PROMPTS[:1], output=tmp_path / "a", environment=leaves, **{**OPTIONS, "samples": 1}
+        )
+
+    def replies(messages, reply):
+        return [{"role": "assistant", "content": "I answer myself"}]
+
+    with pytest.raises(RecordError, match=r"prompt 0, sample 0, turn 1: .*is a reply"):
+        run.rollouts(
+            PROMPTS[:1], output=tmp_path / "b", environment=replies, **{**OPTIONS, "samples": 1}
+        )
+
+
+def test_a_journal_with_damage(run, tmp_path, caplog):
+    """As after a machine has died: lines that are cut, zeros, or no JSON."""
+    whole = run.rollouts(PROMPTS, output=tmp_path / "whole", environment=twice, **OPTIONS)
+    text = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
+    damaged = [*text[:2], b"\0" * 30 + b"\n", *text[3:5], b'{"prompt": 1}\n', text[6], b"\0" * 99]
+    (tmp_path / "data.jsonl").write_bytes(b"".join(damaged))
+    done = []
+
+    def counts(messages, reply):
+        done.append(1)
+        return twice(messages, reply)
+
+    found = run.rollouts(PROMPTS, output=tmp_path / "data", environment=counts, **OPTIONS)
+    assert len(done) == 2 * 2
+    assert [one for one in caplog.messages if "2 lines are damaged" in one]
+    for mine, theirs in zip(found.dataset, whole.dataset, strict=True):
+        np.testing.assert_array_equal(mine.tokens, theirs.tokens)
+    (tmp_path / "more.jsonl").write_bytes(b"\0\0\n" + b"".join(text[1:]))
+    with pytest.raises(StateError, match=r"more\.jsonl: its first line is damaged"):
+        run.rollouts(PROMPTS, output=tmp_path / "more", environment=counts, **OPTIONS)
+
+
+def test_a_journal_is_on_the_disk_within_a_second_and_at_its_end(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(journal.os, "fsync", lambda number: synced.append(clock[0]))
+    clock = [100.0]
+    monkeypatch.setattr(journal.time, "monotonic", lambda: clock[0])
+    with Journal(tmp_path / "a.jsonl", "x") as kept:
+        for number in range(30):
+            kept.add(number, 0, {"steps": [1], "text": "half \ud800 of a pair"})
+            clock[0] += 0.1
+    assert 3 <= len(synced) <= 5
+    assert synced[-1] == clock[0]
+    assert len(Journal(tmp_path / "a.jsonl", "x").finished) == 30
+    with pytest.raises(StateError, match="is of other prompts"):
+        Journal(tmp_path / "a.jsonl", "y")
+
+
+def test_daemon_threads():
+    threads, together = DaemonThreads(3, "test"), threading.Barrier(3, timeout=60)
+    found = [threads.submit(together.wait) for _ in range(3)]
+    assert sorted(one.result() for one in found) == [0, 1, 2]
+    # Threads are used again.
+    names = {threads.submit(threading.current_thread).result() for _ in range(20)}
+    assert len(names) <= 3
+    assert all(one.daemon for one in names)
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        threads.submit(lambda: 1 / 0).result()
+    threads.close()
+    for one in names:
+        one.join(60)
+        assert not one.is_alive()

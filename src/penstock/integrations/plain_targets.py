@@ -51,6 +51,12 @@ class PlainTargets:
                 f"{who}: the objective of source {source!r} has bidirectional prefixes, which "
                 "it would read causally; set bidirectional=False"
             )
+        if source := loader.own_targets_source:
+            raise ConfigError(
+                f"{who}: the objective of source {source!r} writes targets of its own, and "
+                "labels are "
+                "the tokens behind slots; train with ps.train or ps.loss"
+            )
         if (wanted.target_distances or 1) > 1:
             raise ConfigError(
                 f"{who} trains one target for each slot, but the loader gives "

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
 from safetensors.torch import save_file
 
 from penstock.chat import Template
@@ -29,6 +30,13 @@ from penstock.models.language_model import LanguageModel
 from penstock.models.ours.layouts import config_of, layout_of, weights_of
 from penstock.models.ours.transformer import Transformer
 from penstock.models.settings import ModelSettings
+from penstock.models.stored_dtype import (
+    StoredDtype,
+    cast_weights,
+    kept_in_float32,
+    stored_dtype,
+    with_dtype,
+)
 from penstock.models.theirs.model import HuggingFaceModel
 from penstock.tokenizers import Tokenizer
 
@@ -52,6 +60,7 @@ def export(
     stop_ids: Sequence[int] = (),
     context_length: int = 2048,
     facts: ModelFacts | None = None,
+    dtype: StoredDtype | None = None,
     overwrite: bool = False,
 ) -> tuple[str, ...]:
     """Write a folder that transformers' `from_pretrained` loads. It holds no absolute path, so it
@@ -69,12 +78,14 @@ def export(
         context_length: Maximum tokens of a text, a limit in transformers and vLLM. A limit of the
             base that this does not shrink stays what it is.
         facts: What the base says, and how texts begin; None: what the model's loader found.
+        dtype: Dtype of the written weights, which `config.json` names; None: as the model has them.
 
     Returns:
         Messages about what was left out or may not be readable elsewhere.
 
     Raises:
-        ConfigError: The model has LoRA that is not merged.
+        ConfigError: The model has LoRA that is not merged, or a weight that is too large for
+            `dtype`.
         OutputError: The folder holds an earlier export and `overwrite` is false, or other files, or
             cannot be made.
         OSError: It cannot be written.
@@ -90,6 +101,7 @@ def export(
     if isinstance(model, Transformer):
         layout_of(model.settings)  # refused before anything is written
     facts = model.facts if facts is None else facts
+    stored = stored_dtype(dtype)
     dequantise(model)
     with output_folder(Path(output), overwrite) as output:
         # The model comes last, so that an incomplete folder has none; the processor first, as it
@@ -103,14 +115,15 @@ def export(
         if isinstance(model, Transformer):
             written = _generation(tokenizer, stop_ids, facts) | _cached(model.settings)
             _write_json(output / GENERATION, written)
-            _export_transformer(model, output, tokenizer, list(stop_ids), context_length, facts)
+            ids = _ids(tokenizer, list(stop_ids))
+            _export_transformer(model, output, ids, context_length, facts, stored)
         else:
             if not isinstance(model, HuggingFaceModel):
                 raise ConfigError(
                     "export: a model of your own has no layout that transformers knows; read "
                     "its weights from RUN/checkpoints/step-…/model/model.safetensors"
                 )
-            model.inner.save_pretrained(output)
+            _export_theirs(model, output, stored)
             _shrink(output, context_length, facts)
             _write_json(output / GENERATION, _generation(tokenizer, stop_ids, facts))
         usual_mode(*output.glob("*.safetensors"))
@@ -241,18 +254,25 @@ def template_text(template: Template) -> str:
 def _export_transformer(
     model: Transformer,
     folder: Path,
-    tokenizer: Tokenizer | None,
-    stop_ids: list[int],
+    ids: JsonObject,
     context_length: int,
     facts: ModelFacts,
+    dtype: torch.dtype | None,
 ) -> None:
-    save_file(
-        weights_of(model.settings, model.state_dict()),
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    config = config_of(model.settings, context_length, model.compute_dtype)
-    _write_json(folder / "config.json", {**config, **facts.dropout, **_ids(tokenizer, stop_ids)})
+    weights = weights_of(model.settings, model.state_dict())
+    save_file(cast_weights(weights, dtype), folder / "model.safetensors", metadata={"format": "pt"})
+    config = config_of(model.settings, context_length, dtype or model.compute_dtype)
+    _write_json(folder / "config.json", {**config, **facts.dropout, **ids})
+
+
+def _export_theirs(model: HuggingFaceModel, folder: Path, dtype: torch.dtype | None) -> None:
+    if dtype is None:
+        model.inner.save_pretrained(folder)
+        return
+    weights = cast_weights(model.inner.state_dict(), dtype, kept_in_float32(model.inner, dtype))
+    model.inner.save_pretrained(folder, state_dict=weights)
+    path = folder / "config.json"
+    _write_json(path, with_dtype(json.loads(path.read_bytes()), dtype))
 
 
 def _ids(tokenizer: Tokenizer | None, stop_ids: list[int]) -> JsonObject:

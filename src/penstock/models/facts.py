@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, Self, TypeVar, final
 
-from penstock.core.errors import CorruptionError
+from penstock.core.errors import ConfigError, CorruptionError
 from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.data.shards.tables.corpus import Corpus
 from penstock.models.isolation.lengths import MOST_POSITIONS
@@ -26,6 +26,21 @@ GENERATION = "generation_config.json"
 _UNLIMITED = 10**9
 """A `model_max_length` of more tokens than this means that the tokenizer knows no limit."""
 _DROPOUT = re.compile("dropout|pdrop|layerdrop")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionFacts:
+    """How a model writes that learned to restore masked tokens."""
+
+    mask_id: int
+    """The id of the mask."""
+    block: int = 0
+    """Tokens of a block, which see each other and the blocks before them; 0: all of a text see each
+    other.
+    """
+    after_bos: bool = False
+    """Whether blocks are counted from behind a BOS."""
 
 
 @final
@@ -45,6 +60,8 @@ class ModelFacts:
     """The base's `generation_config.json`."""
     dropout: Mapping[str, float] = field(default_factory=dict)
     """Dropout rates of the base's `config.json`, by the names there."""
+    diffusion: DiffusionFacts | None = None
+    """None: the model writes token by token."""
 
     @classmethod
     def of_folder(cls, folder: str | Path) -> Self:
@@ -121,11 +138,13 @@ class ModelFacts:
             found = json.loads(path.read_bytes())
             begin = found["begin_ids"]
             stops = tuple(int(one) for one in found["stop_ids"])
+            diffusion = found.get("diffusion")
             return cls(
                 **{
                     **found,
                     "begin_ids": None if begin is None else tuple(map(int, begin)),
                     "stop_ids": stops,
+                    "diffusion": None if diffusion is None else DiffusionFacts(**diffusion),
                 }
             )
         except (ValueError, KeyError, TypeError) as error:
@@ -147,6 +166,33 @@ def with_facts(model: Model, facts: ModelFacts) -> Model:
     """The model, which knows these facts from now on."""
     model.facts = facts
     return model
+
+
+class SaysFacts(Protocol):
+    """A model, or the folder of one."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What its folder says."""
+
+
+def require_token_by_token(model: SaysFacts, what: str) -> None:
+    """Refuse a model that restores masked tokens where text is read or written in its order.
+
+    Args:
+        model: The model.
+        what: What is asked of it, for the error.
+
+    Raises:
+        ConfigError: It was trained by diffusion.
+    """
+    if model.facts.diffusion is not None:
+        raise ConfigError(
+            f"{what}: the model was trained by diffusion, so it restores masked tokens and knows "
+            "no "
+            "probability of the next one; write texts with Run.generate, Run.sample or `penstock "
+            "generate`, and measure it by a loss evaluator"
+        )
 
 
 def all_ends(generation: Mapping[str, object], stop_ids: Sequence[int]) -> list[int]:

@@ -46,8 +46,8 @@ class FinishedTrajectory:
     """Whether its sampled tokens have log-probabilities."""
     step_rewards: tuple[float, ...] = ()
     """Of each reply, where turns are rewarded; empty: none is."""
-    step_advantages: tuple[float, ...] = ()
-    """Of each reply, where turns have advantages; empty: none has."""
+    step_advantages: tuple[float | tuple[float, ...], ...] = ()
+    """Of each reply, or of each token of a reply, where turns have advantages; empty: none has."""
 
     def __post_init__(self) -> None:
         if not any(path.replies for path in self.paths):

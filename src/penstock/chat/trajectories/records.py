@@ -25,7 +25,8 @@ The same things have other names elsewhere; each is read as it is:
 | `group` | `uid` (verl), `example_id` (verifiers, prime-rl), `group_id` |
 
 An answer of an OpenAI-compatible server (`choices` with `token_ids`) is a step, too; so are the
-`tokens` of a step of verifiers. Of slime, `tokens` with `response_length` are one step.
+`tokens` of a step of verifiers. Of slime, `tokens` with `response_length` are one step. Batches,
+padding, and traces of verifiers 0.3 or newer: `layouts.py`.
 """  # noqa: E501
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,15 @@ from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.messages import read_messages
 from penstock.chat.render.template import Template
 from penstock.chat.trajectories.finished import FinishedTrajectory, GivenSteps
+from penstock.chat.trajectories.layouts import (
+    PROMPT,
+    RESPONSE,
+    TOKEN_SCORES,
+    first_of,
+    plain,
+    unpacked,
+    with_steps,
+)
 from penstock.chat.trajectories.paths import TokenPath
 from penstock.chat.trajectories.prompt_images import TrajectoryImages, has_images
 from penstock.chat.trajectories.replies import CUT, check_reply
@@ -50,15 +60,6 @@ from penstock.media.records import media_fields, refuse_media
 from penstock.tokenizers import Tokenizer
 
 STEPS = ("steps", "trajectory")
-PROMPT = ("prompt_ids", "prompt_token_ids", "prompts")
-RESPONSE = (
-    "response_ids",
-    "token_ids",
-    "completion_ids",
-    "completion_token_ids",
-    "response_token_ids",
-    "responses",
-)
 LOGS = (
     "log_probabilities",
     "logprobs",
@@ -66,10 +67,11 @@ LOGS = (
     "response_logprobs",
     "rollout_log_probs",
     "log_probs",
+    "old_log_probs",
 )
 MASK = ("mask", "completion_mask", "env_mask", "response_mask", "loss_mask")
 REWARD = ("reward", "reward_score", "score")
-ADVANTAGE = ("advantage",)
+ADVANTAGE = ("advantage", "advantages")
 GROUP = ("group", "group_id", "uid", "example_id")
 VERSION = ("policy_version",)
 TOOLS = ("tools",)
@@ -92,7 +94,9 @@ class RecordedStep:
     message: JsonMapping | None = None
     finish_reason: str | None = None
     reward: float | None = None
-    advantage: float | None = None
+    advantage: float | tuple[float, ...] | None = None
+    """Of all its tokens; or of each."""
+    temperature: float | None = None
 
 
 @final
@@ -138,7 +142,26 @@ class TrajectoryReader:
         except (ConfigError, ConversationError) as error:
             raise ConversationError(f"{where}: {error}") from error
 
+    def read_all(
+        self, record: JsonMapping, where: str = "record", *, file: str = ""
+    ) -> Iterator[FinishedTrajectory | ConversationError]:
+        """The trajectories in a record that may hold several, such as a batch or an episode; for
+        one that cannot be read, why. Arguments as for `read`.
+        """
+        try:
+            parts = [*unpacked(record)]
+        except ConversationError as error:
+            yield ConversationError(f"{where}: {error}")
+            return
+        for number, part in enumerate(parts):
+            try:
+                place = where if len(parts) == 1 else f"{where}, answer {number}"
+                yield self.read(part, place, file=file)
+            except ConversationError as error:
+                yield error
+
     def _read(self, record: JsonMapping, settings: ImageSettings) -> FinishedTrajectory:
+        record = with_steps(record)
         steps = [*steps_of(record)]
         given = [step.prompt is not None for step in steps]
         if any(given) and not all(given):
@@ -150,18 +173,25 @@ class TrajectoryReader:
             paths = self._as_given(steps, settings)
         else:
             paths = self._rendered(record, steps, settings)
-        reward = _number(record, REWARD)
+        # One step is the record itself, or says what it earned in its place.
+        one = steps[0] if len(steps) == 1 else None
+        reward = one.reward if one and one.reward is not None else _reward(record)
+        mine = one.advantage if one else None
+        advantage = _advantage(record) if mine is None else mine
+        if isinstance(advantage, tuple) and mine is None:
+            raise ConversationError("advantages of tokens belong to a step, not to the record")
+        of_tokens = (advantage,) if isinstance(advantage, tuple) else ()
         return FinishedTrajectory(
             paths=paths,
             reward=reward,
-            advantage=_number(record, ADVANTAGE) if len(steps) > 1 else steps[0].advantage,
+            advantage=None if isinstance(advantage, tuple) else advantage,
             group=_group(record),
             truncated=steps[-1].finish_reason == CUT,
-            temperature=_number(record, ("temperature",)),
+            temperature=_temperature(record, steps),
             version=_version(record),
             has_log_probabilities=all(step.logs is not None for step in steps),
             step_rewards=_of_steps(steps, "reward") if len(steps) > 1 else (),
-            step_advantages=_of_steps(steps, "advantage") if len(steps) > 1 else (),
+            step_advantages=of_tokens or _advantages(steps),
         )
 
     def _as_given(
@@ -192,7 +222,7 @@ class TrajectoryReader:
         trajectory = Trajectory(
             self.tokenizer,
             self.template,
-            tools=_first(record, TOOLS),
+            tools=first_of(record, TOOLS),
             history=self.history,
             stop_ids=self.stop_ids,
             processor=self.processor,
@@ -240,7 +270,7 @@ def steps_of(record: JsonMapping) -> Iterator[RecordedStep]:
     Raises:
         ConversationError: It has none, or one without sampled ids.
     """
-    listed = _first(record, STEPS)
+    listed = first_of(record, STEPS)
     steps = [record] if listed is None else listed
     if not isinstance(steps, list | tuple) or not steps:
         raise ConversationError("has no steps; expected a list of at least one")
@@ -252,33 +282,21 @@ def steps_of(record: JsonMapping) -> Iterator[RecordedStep]:
         yield _step({**own, **step} if own else step, number)
 
 
-def one_by_one(record: JsonMapping) -> Iterator[JsonMapping]:
-    """The records in a batch, as `rollout_func` of TRL gives one: fields that are lists with one
-    entry for each answer; a record that is none, as it is.
-    """
-    ids = _first(record, RESPONSE)
-    if not (isinstance(ids, list | tuple) and ids and isinstance(ids[0], list | tuple)):
-        yield record
-        return
-    for place in range(len(ids)):
-        yield {
-            name: value[place]
-            if isinstance(value, list | tuple) and len(value) == len(ids)
-            else value
-            for name, value in record.items()
-        }
-
-
 def _step(given: JsonMapping, number: int) -> RecordedStep:
-    found: dict[str, Any] = dict(given)
+    name = f"step {number}"
+    found: dict[str, Any] = dict(plain(given, name))
     if isinstance(given.get("response"), Mapping):
         # verifiers keeps the server's answer next to its tokens.
         found = {**given["response"], **found}
     if isinstance(given.get("tokens"), Mapping):
         found |= given["tokens"]
     if isinstance(found.get("choices"), list | tuple) and found["choices"]:
+        if len(found["choices"]) > 1:
+            raise ConversationError(
+                f"{name} has {len(found['choices'])} choices; expected the one that was taken"
+            )
         found = {**found, **found["choices"][0]}
-    prompt, ids = _first(found, PROMPT), _first(found, RESPONSE)
+    prompt, ids = first_of(found, PROMPT), first_of(found, RESPONSE)
     if ids is None and isinstance(given.get("tokens"), list | tuple):
         length = found.get("response_length")
         if not isinstance(length, int) or not 0 < length < len(given["tokens"]):
@@ -291,20 +309,21 @@ def _step(given: JsonMapping, number: int) -> RecordedStep:
     if ids is None:
         raise ConversationError(
             f"step {number} has no sampled ids (it has: {', '.join(given) or 'nothing'}); expected "
-            "response_ids"
+            "response_ids. Text is not enough: encoded again, it has other ids"
         )
-    message = found.get("message")
+    message, mask = found.get("message"), first_of(found, MASK)
     return RecordedStep(
         messages=found.get("messages") or (),
         attachments=_attachments(given),
         prompt=_ids(prompt, f"step {number}: prompt_ids"),
         ids=_ids(ids, f"step {number}: response_ids") or (),
-        logs=_logs(_first(found, LOGS), number),
-        mask=_first(found, MASK),
+        logs=_logs(first_of(found, LOGS), mask, number),
+        mask=_mask(mask, number),
         message=message if isinstance(message, Mapping) and message.get("role") else None,
-        finish_reason=found.get("finish_reason"),
-        reward=_number(found, REWARD),
-        advantage=_number(found, ADVANTAGE),
+        finish_reason=_finish_reason(found),
+        reward=_reward(found),
+        advantage=_advantage(found, len(ids)),
+        temperature=_number(found, ("temperature",)),
     )
 
 
@@ -322,18 +341,96 @@ def _ids(value: object, name: str) -> Sequence[int] | None:
     return value
 
 
-def _logs(value: Any, number: int) -> Sequence[float] | None:
-    """Log-probabilities: numbers, or as a server reports them, with those of other tokens."""
+def _mask(value: Any, number: int) -> Sequence[float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(one, int | float) for one in value
+    ):
+        raise ConversationError(
+            f"step {number}: mask is {value!r:.60}; expected a number for each token"
+        )
+    return value
+
+
+def _logs(value: Any, mask: Any, number: int) -> Sequence[float] | None:
+    """Log-probabilities: numbers, or as a server reports them, with those of other tokens. Of a
+    token that is not trained, it may be null.
+    """
     if isinstance(value, Mapping):
         value = value.get("content") or value.get("token_logprobs")
     if value is None:
         return None
-    found: list[Any] = [one.get("logprob") if isinstance(one, Mapping) else one for one in value]
-    if not all(isinstance(one, int | float) for one in found):
-        raise ConversationError(
-            f"step {number}: log_probabilities is {value!r:.60}; expected a number for each token"
-        )
+    found = [_log(one) for one in value] if isinstance(value, list | tuple) else [value]
+    for place, one in enumerate(found):
+        unread = isinstance(mask, list | tuple) and place < len(mask) and not mask[place]
+        if one is None and unread:
+            found[place] = 0.0
+        elif not isinstance(one, int | float):
+            raise ConversationError(
+                f"step {number}: the log-probability of token {place} is {one!r:.40}; expected a "
+                "number for each token. Engines write null for NaN: leave the record out, or all "
+                "its log-probabilities"
+            )
     return found
+
+
+def _log(one: Any) -> Any:
+    """Of one token: a number, or the only one of a list, or one with its token."""
+    if isinstance(one, list | tuple) and len(one) == 1:
+        one = one[0]
+    return one.get("logprob") if isinstance(one, Mapping) else one
+
+
+def _finish_reason(found: JsonMapping) -> str | None:
+    """Why a reply ended; verifiers has it in the message, and as a flag."""
+    if found.get("is_truncated") is True:
+        return CUT
+    inside = found["message"].get("finish_reason") if _has_message(found) else None
+    return found.get("finish_reason") or inside
+
+
+def _has_message(found: JsonMapping) -> bool:
+    return isinstance(found.get("message"), Mapping)
+
+
+def _temperature(record: JsonMapping, steps: Sequence[RecordedStep]) -> float | None:
+    given = _number(record, ("temperature",))
+    if given is not None:
+        return given
+    found = {step.temperature for step in steps}
+    return found.pop() if len(found) == 1 else None
+
+
+def _reward(record: JsonMapping) -> float | None:
+    """Its reward; that of verl is the sum of those of tokens."""
+    scores = first_of(record, TOKEN_SCORES)
+    if first_of(record, REWARD) is None and isinstance(scores, list | tuple):
+        if not all(isinstance(one, int | float) for one in scores):
+            raise ConversationError(f"a score of tokens is {scores!r:.60}; expected numbers")
+        return float(sum(scores))
+    return _number(record, REWARD)
+
+
+def _advantage(record: JsonMapping, tokens: int | None = None) -> float | tuple[float, ...] | None:
+    """Of all tokens of an answer, or a tuple with that of each."""
+    value = first_of(record, ADVANTAGE)
+    if not isinstance(value, list | tuple):
+        return _number(record, ADVANTAGE)
+    if not all(isinstance(one, int | float) for one in value):
+        raise ConversationError(
+            f"advantages are {value!r:.60}; expected a number, or one for each sampled token"
+        )
+    if tokens is not None and len(value) != tokens:
+        raise ConversationError(f"{len(value)} advantages for {tokens} tokens")
+    return tuple(float(one) for one in value)
+
+
+def _advantages(steps: Sequence[RecordedStep]) -> tuple[float | tuple[float, ...], ...]:
+    """Of each step, where there are several; empty where none has one."""
+    if len(steps) < 2 or all(step.advantage is None for step in steps):
+        return ()
+    return tuple(0.0 if step.advantage is None else step.advantage for step in steps)
 
 
 def _of_steps(steps: Sequence[RecordedStep], name: str) -> tuple[float, ...]:
@@ -343,25 +440,21 @@ def _of_steps(steps: Sequence[RecordedStep], name: str) -> tuple[float, ...]:
 
 
 def _group(record: JsonMapping) -> str | None:
-    value = _first(record, GROUP)
+    value = first_of(record, GROUP)
     return None if value is None else str(value)
 
 
 def _version(record: JsonMapping) -> int | None:
-    value = _first(record, VERSION)
+    value = first_of(record, VERSION)
     if value is not None and (type(value) is not int or value < 0):
         raise ConversationError(f"{VERSION[0]} is {value!r:.40}; expected a whole number from 0")
     return value
 
 
 def _number(record: JsonMapping, names: Sequence[str]) -> float | None:
-    value = _first(record, names)
+    value = first_of(record, names)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConversationError(f"{names[0]} is {value!r:.40}; expected a number")
     return float(value)
-
-
-def _first(record: JsonMapping, names: Sequence[str]) -> Any:
-    return next((record[name] for name in names if record.get(name) is not None), None)

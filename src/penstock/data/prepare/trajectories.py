@@ -1,5 +1,5 @@
 """Datasets of trajectories: each group, the answers to one question, is a document, a prefix tree
-of all paths of its trajectories.
+of all paths of its trajectories; for models that read no trees, one path behind the other.
 
 Made from files of records (`prepare_trajectories`), or from Python while a run goes on
 (`write_trajectories`). A run that samples and trains in turn writes a dataset a round, next to each
@@ -20,9 +20,9 @@ from penstock.chat import Template, load_template
 from penstock.chat.trajectories.finished import FinishedTrajectory
 from penstock.chat.trajectories.paths import TokenPath
 from penstock.chat.trajectories.prompt_images import template_of
-from penstock.chat.trajectories.records import TrajectoryReader, one_by_one
+from penstock.chat.trajectories.records import TrajectoryReader
 from penstock.chat.trajectories.trajectory import HISTORIES, History
-from penstock.core.errors import ConfigError, ConversationError, OutputError, RecordError
+from penstock.core.errors import ConfigError, OutputError, RecordError
 from penstock.core.folders import local_path
 from penstock.core.suggestions import suggests
 from penstock.core.terminal import Progress
@@ -44,14 +44,13 @@ from penstock.data.shards.format.trees import (
 )
 from penstock.data.shards.memory import weight_spans, write_dataset
 from penstock.data.sources.opening import open_sources
-from penstock.data.sources.records import stop_at_damage
+from penstock.data.sources.records import Fields, stop_at_damage
 from penstock.media.images import ImageSettings
 from penstock.media.loading import LoadedImage
 from penstock.media.processor import Processor, load_processor
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
-Answers = Literal["tree", "separate"]
 SHARD_DOCUMENTS = 100_000
 """Groups after which a new shard begins."""
 
@@ -64,10 +63,10 @@ def write_trajectories(
     tokenizer: Tokenizer,
     chat: ChatInfo | None = None,
     sampling: Mapping[str, object] = MappingProxyType({}),
+    append: bool = False,
+    share: bool = True,
     processor: Processor | None = None,
     image_settings: ImageSettings | None = None,
-    answers: Answers = "tree",
-    append: bool = False,
 ) -> Dataset:
     """Write trajectories as a dataset that a policy learns from.
 
@@ -79,19 +78,17 @@ def write_trajectories(
         tokenizer: Of their ids; saved with the dataset.
         chat: Template and stop ids, which a run keeps.
         sampling: Settings of the sampler that filter, such as top_k; a policy refuses them.
+        append: Write the next round.
+        share: False: each path is stored apart, for models that read no trees; the loss is the
+            same. True: what paths of a group begin with in common is stored and computed once.
         processor: Of the model, where prompts may have images or sounds; saved with the dataset.
         image_settings: Those with which the trajectories were made; None: the defaults.
-        answers: tree: what paths begin with in common is stored and computed once. separate: each
-            path by itself, for models that cannot compute trees.
-        append: Write the next round.
 
     Raises:
         ConfigError: There is no trajectory, some have a reward and others have not, or images come
             without a processor.
         OutputError: The folder is not empty, or cannot be written.
     """
-    if answers not in ("tree", "separate"):
-        raise ConfigError(f"answers must be tree or separate, got {answers!r}")
     folder = local_path(output, "a dataset of trajectories")
     groups = in_groups(trajectories)
     if not groups:
@@ -100,7 +97,7 @@ def write_trajectories(
         raise ConfigError("image_settings are for a processor; give it, or leave them out")
     settings = image_settings or ImageSettings()
     _check_processor(groups, processor)
-    documents = trees_of(groups, answers=answers, image_storage=settings.image_storage)
+    documents = trees_of(groups, share=share, image_storage=settings.image_storage)
     if append:
         folder = _next_round(folder)
     return write_dataset(
@@ -130,17 +127,14 @@ def _check_processor(
                     f"trajectory {number} has images; give the processor that made its prompts"
                 )
             for image, place in path.images:
-                slots = int((path.ids[place.begin : place.end] == _slot(processor)).sum())
+                slot = -1 if processor is None else processor.slot_id
+                slots = int((path.ids[place.begin : place.end] == slot).sum())
                 if slots != place.layout.slots:
                     raise ConfigError(
                         f"trajectory {number}: an image of {image.size[1]}x{image.size[0]} has "
                         f"{slots} slots by this processor, expected {place.layout.slots}; give the "
                         "processor that made its prompts"
                     )
-
-
-def _slot(processor: Processor | None) -> int:
-    return -1 if processor is None else processor.slot_id
 
 
 def in_groups(
@@ -156,14 +150,14 @@ def in_groups(
 def trees_of(
     groups: Sequence[Sequence[FinishedTrajectory]],
     *,
-    answers: Answers = "tree",
+    share: bool = True,
     image_storage: str = "copy",
 ) -> list[TreeDocument]:
     """One document for each group, all with the same values and columns.
 
     Args:
         groups: The trajectories of each.
-        answers: tree or separate.
+        share: As for `write_trajectories`.
         image_storage: copy or reference, as in `ImageSettings`.
 
     Raises:
@@ -185,8 +179,7 @@ def trees_of(
         *([TURN_REWARDS] if any(one.step_rewards for one in every) else []),
         *([POLICY_VERSION] if _all_or_none("version", [one.version for one in every]) else []),
     ]
-    shared = answers == "tree"
-    return [_tree_of(group, names, columns, shared, image_storage) for group in groups]
+    return [_tree_of(group, names, columns, share, image_storage) for group in groups]
 
 
 def _all_or_none(name: str, values: Sequence[object]) -> bool:
@@ -240,8 +233,13 @@ def _column(name: str, one: FinishedTrajectory, path: TokenPath) -> Any:
     ends = [*path.begins[1:], len(path.ids)]
     for number, begin, end in zip(path.replies, path.begins, ends, strict=True):
         trained = begin + np.flatnonzero(path.weights[begin:end] > 0)
-        if given and len(trained):
-            found[trained if name == TOKEN_ADVANTAGES else trained[-1:]] = given[number]
+        if not given or not len(trained):
+            continue
+        value = np.array(given[number], np.float32)
+        if value.ndim:
+            # Of each token of the reply; those that are not trained have none.
+            value = value[trained - begin]
+        found[trained if name == TOKEN_ADVANTAGES else trained[-1:]] = value
     return found
 
 
@@ -267,17 +265,13 @@ def read_trajectories(
         RecordError: A file cannot be read to its end.
     """
     paths = [str(source)] if isinstance(source, str | Path) else [str(one) for one in source]
-    for part in open_sources(paths):
+    for part in open_sources(paths, fields=Fields(whole=True)):
         for block in part.objects(stop_at_damage):
             yield from (RecordError(str(reject)) for reject in block.rejects)
             places = zip(block.files.tolist(), block.lines.tolist(), strict=True)
             for (file, line), record in zip(places, block.objects, strict=True):
                 where = f"{part.files[file]}:{line}"
-                for one in one_by_one(record):
-                    try:
-                        yield reader.read(one, where, file=str(part.files[file]))
-                    except ConversationError as error:
-                        yield error
+                yield from reader.read_all(record, where, file=part.addresses[file])
 
 
 @suggests
@@ -289,11 +283,11 @@ def prepare_trajectories(
     template: Template | str | Path | None = None,
     history: History = "sampled",
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    processor: Processor | str | Path | None = None,
-    image_settings: ImageSettings | None = None,
-    answers: Answers = "tree",
     on_error: Literal["stop", "skip"] = "stop",
     append: bool = False,
+    share: bool = True,
+    processor: Processor | str | Path | None = None,
+    image_settings: ImageSettings | None = None,
     progress: bool = True,
 ) -> Dataset:
     """Make a dataset of trajectories from files of records.
@@ -308,13 +302,13 @@ def prepare_trajectories(
             tokenizer's own, if any step needs it.
         history: How such prompts go on after a reply: sampled, template, tool_cycle.
         chat_template_kwargs: Variables for the template.
+        on_error: What to do about a record that cannot be read: stop, or skip it and say so.
+        append: Write the next round.
+        share: False: each path is stored apart, for models that read no trees.
         processor: Of the model, or where to load it from: messages of steps may then have images or
             sounds, also where prompt ids are given. None: they are refused.
         image_settings: Which images are accepted, and how they are stored; relative paths begin at
             the folder of their file.
-        answers: As for `write_trajectories`: tree or separate.
-        on_error: What to do about a record that cannot be read: stop, or skip it and say so.
-        append: Write the next round.
         progress: Say what was read.
 
     Raises:
@@ -361,10 +355,10 @@ def prepare_trajectories(
         output,
         found,
         tokenizer=loaded,
+        append=append,
+        share=share,
         processor=processor,
         image_settings=image_settings,
-        answers=answers,
-        append=append,
     )
     if progress:
         say(summary(found, dataset, skipped))

@@ -29,6 +29,7 @@ from penstock.core.json_values import JsonMapping
 from penstock.learn.generation import Engine, Generated, Sampling
 from penstock.learn.generation.session import encode_chat
 from penstock.models import LanguageModel
+from penstock.models.facts import require_token_by_token
 from penstock.models.head import Head
 from penstock.models.language_model import most_packed
 from penstock.plan.inputs import pack_documents
@@ -207,6 +208,7 @@ class Subject:
         begin_ids: Sequence[int] | None = None,
         slots: int = 8,
     ) -> None:
+        require_token_by_token(model, "a task")
         if model.vocab_size < tokenizer.vocab_size:
             raise ConfigError(
                 f"the model has embeddings for {model.vocab_size} ids, its tokenizer "

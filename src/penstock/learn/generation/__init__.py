@@ -17,6 +17,8 @@ with lazy(__name__):
     from penstock.learn.generation.engine import Engine
     from penstock.learn.generation.session import ChatSession, Prompt, Reply
     from penstock.learn.generation.settings import Event, Generated, LogProbabilities
+    from penstock.learn.generation.unmask_settings import Unmasking
+    from penstock.learn.generation.unmasking import Unmasker
 
 __all__ = [
     "ChatSession",
@@ -27,4 +29,6 @@ __all__ = [
     "Prompt",
     "Reply",
     "Sampling",
+    "Unmasker",
+    "Unmasking",
 ]

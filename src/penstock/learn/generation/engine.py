@@ -43,6 +43,7 @@ from penstock.learn.generation.slots import Slots
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models import LanguageModel
+from penstock.models.facts import require_token_by_token
 from penstock.plan.inputs.torch_tensors import on_device
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.token_text import Spelling
@@ -110,12 +111,13 @@ class Engine:
         for name, value, least in sizes:
             if value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
+        require_token_by_token(model, "writing token by token")
         self.tokenizer, self.context_length = tokenizer, context_length
         self.stop_ids = frozenset(int(token) for token in stop_ids)
         self._model, self._part = model, prompt_part
         allowed = self.stop_ids.union(allowed_controls)
         forbidden = (
-            _control_ids(tokenizer) - allowed if forbidden_ids is None else frozenset(forbidden_ids)
+            control_ids(tokenizer) - allowed if forbidden_ids is None else frozenset(forbidden_ids)
         )
         self._check_ids(self.stop_ids | forbidden)
         self._spelling = Spelling(tokenizer, self.stop_ids)
@@ -485,5 +487,6 @@ def collect(events: Sequence[Event]) -> Generated:
     )
 
 
-def _control_ids(tokenizer: Tokenizer) -> frozenset[int]:
+def control_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids of all control tokens."""
     return frozenset(np.flatnonzero(tokenizer.byte_table.is_control).tolist())

@@ -32,6 +32,7 @@ from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.learn.generation.engine import Engine
 from penstock.learn.generation.images import ImageReader
 from penstock.learn.generation.settings import Event, FinishReason, Sampling
+from penstock.learn.generation.unmasking import Unmasker
 from penstock.media.expansion import expand
 from penstock.media.layout import NOUNS
 from penstock.media.placement import images_of
@@ -308,7 +309,7 @@ def _literal(rendered: Rendered) -> Bool:
     return np.repeat(np.array(flags, np.bool_), [run[0] for run in rendered.runs])
 
 
-def room_for(engine: Engine, sampling: Sampling) -> int:
+def room_for(engine: Engine | Unmasker, sampling: Sampling) -> int:
     """Maximum tokens of a prompt that leaves a quarter of the context, or `max_tokens` if less, for
     the reply.
     """

@@ -221,6 +221,12 @@ def _check_distillation(
             f"teacher: source {planted!r} has prefix trees, which teachers cannot read; "
             "prepare with answers: best"
         )
+    if (source := loader.own_targets_source) is not None:
+        raise ConfigError(
+            f"teacher: the objective of source {source!r} writes targets of its own, and a "
+            "teacher's "
+            "answers belong to the tokens behind slots; take another objective"
+        )
     if settings.loss is not None:
         raise ConfigError("training.loss and teacher cannot be combined; choose one")
     if settings.micro_sequences > 1:

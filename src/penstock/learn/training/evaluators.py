@@ -14,6 +14,7 @@ are not saved; run `penstock eval` on a checkpoint of the run to see them.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, final
 
 import numpy as np
@@ -26,7 +27,7 @@ from penstock.data.shards import ChatInfo, Corpus
 from penstock.learn.evaluation.results import weighted_mean
 from penstock.learn.evaluation.subject import Subject
 from penstock.learn.evaluation.tasks import make_task
-from penstock.learn.generation import Engine, Sampling
+from penstock.learn.generation import Engine, Sampling, Unmasker
 from penstock.learn.generation.session import end_ids
 from penstock.learn.training.agreement import digest_of
 from penstock.learn.training.distributed import Ranks
@@ -116,15 +117,19 @@ class Samples:
         """Prompt and generated text, by prompt number. Takes a second or two, so `stop` is
         ignored.
         """
-        engine = Engine(
-            model, self._tokenizer, context_length=self._length, stop_ids=self._stop_ids
+        chosen = Sampling(
+            temperature=self._settings.temperature, max_tokens=self._settings.max_tokens
         )
-        sampling = Sampling(
-            temperature=self._settings.temperature,
-            max_tokens=self._settings.max_tokens,
-            min_tokens=1,
-        )
-        written = engine.generate_all(self._prompts, sampling)
+        if model.facts.diffusion is not None:
+            unmasker = Unmasker(
+                model, self._tokenizer, context_length=self._length, stop_ids=self._stop_ids
+            )
+            written = unmasker.generate_all(self._prompts, chosen)
+        else:
+            engine = Engine(
+                model, self._tokenizer, context_length=self._length, stop_ids=self._stop_ids
+            )
+            written = engine.generate_all(self._prompts, replace(chosen, min_tokens=1))
         texts = zip(self._settings.prompts, written, strict=True)
         return {str(number): prompt + one.text for number, (prompt, one) in enumerate(texts)}
 

@@ -197,8 +197,11 @@ class _Paths:
             above = [other for other in above if rule.ends[other] > begin]
             past, count = sum(self._lengths[other] for other in above), self._lengths[number]
             self._paths.append([*above, number])
+            prefix = int(rule.pieces[number, 1]) - begin
             mask = torch.full((count, past + count), -torch.inf, dtype=dtype, device=device)
-            self._masks.append(mask.triu(past + 1) if past else None)
+            mask = mask.triu(past + 1)
+            mask[:prefix, past : past + prefix] = 0
+            self._masks.append(mask if past or prefix > 1 else None)
             above.append(number)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:

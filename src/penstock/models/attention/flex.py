@@ -8,7 +8,8 @@ last. With prefixes, the keys that a query sees are contiguous, and both ends on
 the query. So the first and last query of a block suffice: the block sees all keys that either sees
 or that lie between these, and keys that both see are seen by all queries between them. A sliding
 window hides blocks of keys that lie before it; in trees, where windows count positions, it only
-makes blocks seen in part.
+makes blocks seen in part. In trees whose nodes have prefixes, as in block diffusion, the queries
+that see a key follow each other, and blocks are found key by key.
 
 Scores within a number are its `score_mod`; sinks take its log-sum-exps, which have gradients.
 
@@ -49,6 +50,16 @@ def tree_mask_mod(reach: Tensor) -> MaskMod:
         reach: [T], end of the subtree of each slot's node, on the device of the attention.
     """
     return lambda batch, head, query, key: (key <= query) & (query < reach[key])
+
+
+def ranges_mask_mod(first: Tensor, end: Tensor) -> MaskMod:
+    """The attention rule as a `mask_mod`, for trees whose nodes have prefixes, too.
+
+    Args:
+        first: [T], first query that sees each key, on the device of the attention.
+        end: [T], one after the last.
+    """
+    return lambda batch, head, query, key: (first[key] <= query) & (query < end[key])
 
 
 def flex_mask_mod(document_ids: Tensor, prefix: Tensor | None = None) -> MaskMod:
@@ -116,7 +127,14 @@ def _blocks(rule: AttentionRule) -> tuple[Array, Array]:
     slots = np.arange(rule.num_slots)
     firsts = slots[::BLOCK]
     lasts = np.minimum(firsts + BLOCK, rule.num_slots) - 1
-    if rule.bidirectional:
+    if rule.bidirectional and rule.forked:
+        first, end = rule.seen_by
+        # Keys of a block may be seen by queries with others between them, so each key is asked.
+        seen = (first <= lasts[:, None]) & (firsts[:, None] < end)
+        some = np.logical_or.reduceat(seen, firsts, axis=1)
+        latest, nearest = np.maximum.reduceat(first, firsts), np.minimum.reduceat(end, firsts)
+        whole = (latest <= firsts[:, None]) & (lasts[:, None] < nearest)
+    elif rule.bidirectional:
         begins, prefix_ends, _ = rule.pieces[rule.document_ids].T
         ends = np.maximum(slots + 1, prefix_ends)
         some = (firsts <= ends[lasts, None] - 1) & (begins[firsts, None] <= lasts)
@@ -159,7 +177,9 @@ def _prepare(
     rule: AttentionRule, device: torch.device, dtype: torch.dtype, scores: Scores
 ) -> Attend:
     ids = on_device(rule.document_ids, device)
-    if rule.forked:
+    if rule.forked and rule.bidirectional:
+        mask_mod = ranges_mask_mod(*(on_device(bound, device) for bound in rule.seen_by))
+    elif rule.forked:
         mask_mod = tree_mask_mod(on_device(rule.ends, device)[ids])
     else:
         mask_mod = flex_mask_mod(

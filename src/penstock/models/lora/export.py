@@ -34,6 +34,7 @@ from penstock.models.lora.trained_parts import TrainedPart, is_trained_part, tra
 from penstock.models.ours.importing import llama_name
 from penstock.models.ours.layouts import layout_of
 from penstock.models.ours.transformer import Transformer
+from penstock.models.stored_dtype import StoredDtype, cast_weights, stored_dtype
 from penstock.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def export_adapter(
     template: Template | None = None,
     context_length: int = 2048,
     facts: ModelFacts | None = None,
+    dtype: StoredDtype | None = None,
     overwrite: bool = False,
 ) -> int:
     """Write a model's LoRA in peft's format. The model loses it if its base is written too.
@@ -67,6 +69,7 @@ def export_adapter(
         template: Chat template; exported with the variables of its training as defaults.
         context_length: As for `export`.
         facts: As for `export`.
+        dtype: As for `export`, of the adapter and of a base that is written with it.
         overwrite: Replace an earlier export in the folder.
 
     Returns:
@@ -87,7 +90,7 @@ def export_adapter(
         )
     facts = model.facts if facts is None else facts
     weights, targets, parts = _adapter_weights(model), _short_targets(model), _exported_parts(model)
-    weights |= parts.weights
+    weights = cast_weights(weights | parts.weights, stored_dtype(dtype))
     layers = [layer for _, layer in _matrices(model, with_lora=True)]
     with output_folder(Path(output), overwrite) as place:
         if tokenizer is not None:
@@ -119,6 +122,7 @@ def export_adapter(
                 template=template,
                 context_length=context_length,
                 facts=facts,
+                dtype=dtype,
             )
         remove_places(place)
     return sum(weight.numel() for weight in weights.values())

@@ -240,7 +240,7 @@ def import_llama(
         CorruptionError: Weights are missing, left over or not finite, or do not fit.
     """
     folder = Path(folder)
-    settings = _plain_settings(folder)
+    settings = plain_settings(folder)
     if dtype == torch.float32:
         settings = replace(settings, dtype="float32")
     stored = _weights(folder)
@@ -266,13 +266,18 @@ def stored_llama(folder: Path) -> tuple[ModelSettings, StoredTensors]:
     Raises:
         FormatError, CorruptionError: As `import_llama`; values are not read.
     """
-    settings, stored = _plain_settings(folder), StoredTensors(weight_files(folder))
+    settings, stored = plain_settings(folder), StoredTensors(weight_files(folder))
     names = _llama_names(settings)
     _refuse_others(folder, names, stored.shapes)
     return settings, stored.chosen(names)
 
 
-def _plain_settings(folder: Path) -> ModelSettings:
+def plain_settings(folder: Path) -> ModelSettings:
+    """The settings of the `Transformer` that `import_llama` makes of a folder.
+
+    Raises:
+        FormatError: It has another layout, or its weights are quantised.
+    """
     if (reason := refusal(folder)) is not None:
         raise FormatError(
             f"{folder}: {reason}, which our transformer does not have; use it as model: hf:{folder}"

@@ -160,8 +160,8 @@ class ImageWays:
         if way != "ours" and row.reach is not None:
             raise ConfigError(
                 f"{describe(model)}: reads images with {WAYS[way]}, which knows nothing of the "
-                "branches of prefix trees; prepare the data with answers: separate, which stores "
-                "each path by itself"
+                "branches of prefix trees; store each path by itself (answers: "
+                "separate; of trajectories: share=False)"
             )
 
     def _follow(self, trial: TheirModel, blank: BlankImage) -> Way:

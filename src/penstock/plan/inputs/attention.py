@@ -31,7 +31,9 @@ class AttentionRule:
     A piece is a document, or a node of a document that is a prefix tree: sequences whose common
     beginnings are stored once. Nodes stand depth first, so what continues a node, its subtree,
     follows it without a gap, and a query at q sees a key at k of its document iff k ≤ q < reach of
-    k's piece.
+    k's piece, or both are in the prefix of one piece. So the queries that see a key follow each
+    other: those from the key, or from the begin of the prefix that it is in, to the end of the
+    subtree. Blocks of block diffusion are pieces that are all prefix.
     """
 
     pieces: Annotated[Int64, "pieces 3"]
@@ -68,7 +70,7 @@ class AttentionRule:
             self._check_reach(self.reach)
 
     def _check_reach(self, reach: Annotated[Int64, "pieces"]) -> None:
-        begins, prefix_ends, ends = self.pieces.T
+        begins, _, ends = self.pieces.T
         if (
             reach.shape != ends.shape
             or reach.dtype.kind != "i"
@@ -79,12 +81,6 @@ class AttentionRule:
                 "reach of an attention rule must have the end of each piece's subtree, "
                 f"inside that of each piece whose subtree it is in; got {reach.tolist()[:8]} "
                 f"for pieces {self.pieces[:8].tolist()}"
-            )
-        if (prefix_ends > begins + 1).any() and (reach > ends).any():
-            raise ConfigError(
-                "bidirectional prefixes and prefix trees exclude each other: a prompt's last "
-                "token stands in each of its branches; take an objective with "
-                "bidirectional=False"
             )
 
     @classmethod
@@ -130,6 +126,13 @@ class AttentionRule:
     def ends(self) -> Annotated[Int64, "pieces"]:
         """[n] end of each piece's subtree: `reach`, or the piece's own end."""
         return self.pieces[:, 2] if self.reach is None else self.reach
+
+    @property
+    def seen_by(self) -> tuple[Annotated[Int64, "slots"], Annotated[Int64, "slots"]]:
+        """[T] first query that sees each key, and [T] the one after the last."""
+        begins, prefix_ends, _ = self.pieces[self.document_ids].T
+        slots = np.arange(self.num_slots)
+        return np.where(slots < prefix_ends, begins, slots), self.ends[self.document_ids]
 
     @property
     def positions(self) -> Annotated[Int64, "slots"]:

@@ -48,6 +48,10 @@ class InputRequirements:
     with branches are refused unless this is True; those whose paths share nothing are ordinary
     documents to all.
     """
+    own_targets: bool | None = None
+    """False: what reads these rows takes the token behind a slot for its target. Objectives that
+    write other targets (diffusion) are refused then.
+    """
     images: bool | None = None
     """True: the model sees the images of a row (`media`). Documents with images are refused unless
     this is True.
@@ -94,6 +98,7 @@ class InputRequirements:
             "attention",
             "prefix",
             "trees",
+            "own_targets",
             "images",
         ):
             mine, theirs = getattr(self, name), getattr(other, name)

@@ -239,9 +239,9 @@ def _pairs(rule: AttentionRule) -> Annotated[Int64, "slots"]:
     """[T'] keys that each slot sees."""
     seen = rule.positions + 1
     if rule.bidirectional:
-        begins, prefix_ends, ends = rule.pieces.T
-        whole = np.repeat(prefix_ends - begins, ends - begins)
-        seen = np.maximum(seen, np.where(rule.prefix, whole, 0))
+        # A slot of a prefix also sees those that follow it there.
+        behind = rule.pieces[rule.document_ids, 1] - np.arange(rule.num_slots) - 1
+        seen = seen + np.where(rule.prefix, behind, 0)
     return seen
 
 

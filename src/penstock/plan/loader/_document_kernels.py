@@ -69,6 +69,7 @@ SOURCE_RECORD = np.dtype(
         ),  # every token id must be below; 0 where any id that can be stored is good
         # Of its objective.
         ("objective", np.int64),  # CAUSAL, COMPILED or PYTHON
+        ("own_targets", np.bool_),  # whether targets are its own, not the tokens behind slots
         ("program", np.uint64),  # address of int64 [program_length], where it is COMPILED
         ("program_length", np.int64),
         ("key", np.uint64),  # of seed and source, for what objectives draw

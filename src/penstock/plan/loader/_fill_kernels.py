@@ -42,6 +42,7 @@ from penstock.plan.loader._rewrite_kernels import (
     weigh_compiled,
     weigh_written,
     work_space,
+    write_own_targets,
     write_rewritten,
 )
 
@@ -68,6 +69,7 @@ PYTHON_ARRAYS = np.dtype(
         ("starts", np.uint64),  # int64 [P], first slot of each piece in the next two
         ("tokens", np.uint64),  # int32 [slots]
         ("weights", np.uint64),  # float32 [slots]
+        ("targets", np.uint64),  # int32 [slots], or [0]
         ("prefixes", np.uint64),  # int32 [P], tokens of each piece's prefix
     ],
     align=True,
@@ -150,13 +152,19 @@ def fill_piece(source, piece, location, slot, tokens, targets, weights):
 
 
 @inline_kernel
-def fill_python(source, piece, location, slot, tokens, targets, weights, new, new_weights):
-    """Like `fill_piece` for a piece that Python wrote: `new` int32 [slots], `new_weights` float32
-    [slots].
+def fill_python(source, piece, location, slot, tokens, targets, weights, written, start):
+    """Like `fill_piece` for a piece that Python wrote, from `start` on in `written`
+    (`PYTHON_ARRAYS`).
     """
     status = check_piece(source, piece, location, 0)
     if status == OK:
-        write_rewritten(new, new_weights, True, np.int64(0), slot, tokens, targets, weights)
+        new = view_i32(written.tokens + start, piece.length)
+        new_weights = view_f32(written.weights + start, piece.length)
+        if source.own_targets:
+            new_targets = view_i32(written.targets + start, piece.length)
+            write_own_targets(new, new_targets, new_weights, slot, tokens, targets, weights)
+        else:
+            write_rewritten(new, new_weights, True, np.int64(0), slot, tokens, targets, weights)
     return status
 
 
@@ -172,13 +180,15 @@ def fill_compiled(source, piece, location, slot, tokens, targets, weights, scrat
     if status != OK:
         return status, np.int64(0)
     slots = piece.length
-    _, _, new, new_weights, _ = work_space(scratch, slots)
+    _, _, new, new_weights, new_targets, _ = work_space(scratch, slots)
     if tokens.itemsize == 4:
         new = view_i32(np.uint64(tokens[slot:].ctypes.data), slots)
     status, weighted, reads, prefix = rewrite_piece(
-        source, piece, location.tokens, new, new_weights, scratch
+        source, piece, location.tokens, new, new_weights, new_targets, scratch
     )
-    if status == OK:
+    if status == OK and source.own_targets:
+        write_own_targets(new, new_targets, new_weights, slot, tokens, targets, weights)
+    elif status == OK:
         write_rewritten(new, new_weights, weighted, reads, slot, tokens, targets, weights)
     return np.int64(status), prefix
 
@@ -331,8 +341,8 @@ def fill_rows(
                     tokens[row],
                     targets[row],
                     weights[row],
-                    view_i32(written.tokens + start, piece.length),
-                    view_f32(written.weights + start, piece.length),
+                    written,
+                    start,
                 )
             else:
                 status, prefix = fill_compiled(
@@ -376,14 +386,15 @@ def fill_rows(
 
 
 @kernel
-def weigh_rows(sources, pieces, out, python_starts, python_weights, scratch):
+def weigh_rows(sources, pieces, out, python_starts, python_weights, python_denominators, scratch):
     """Write sums of the loss weights of all targets of `pieces`, for each distance, and their
     slots: float64 [D + 1].
 
     Whole documents cost a look at the lengths file, which the fill holds against the spans that it
     reads; parts of documents with spans have their spans read. `python_weights` (float32) holds the
     weights that Python objectives wrote, those of a piece from its number in `python_starts` (int64
-    [pieces], or [0]) on. The rest is as in `fill_rows`, and so is what it returns.
+    [pieces], or [0]) on; `python_denominators` (float64, as long) counts where targets are the
+    objective's own. The rest is as in `fill_rows`, and so is what it returns.
     """
     sources, out = sources_of(sources), bare(out)
     fill_with(out, 0)
@@ -393,6 +404,9 @@ def weigh_rows(sources, pieces, out, python_starts, python_weights, scratch):
         slots += piece.length
         source = sources[piece.source]
         if source.objective != CAUSAL:
+            if source.objective == PYTHON and source.own_targets:
+                sums[0] += python_denominators[p]
+                continue
             if source.objective == PYTHON:
                 weigh_written(
                     python_weights[python_starts[p] : python_starts[p] + piece.length], sums

@@ -24,7 +24,12 @@ from penstock.core.vectors import copy_into, fill_with
 from penstock.data.shards.format._kernels import OK
 from penstock.plan.loader._document_kernels import BAD_MEASURE, read_spans, stored_tokens
 from penstock.plan.objectives._denoise_kernels import memory_size
-from penstock.plan.objectives._kernels import measure_document, write_document
+from penstock.plan.objectives._diffusion_kernels import words_size
+from penstock.plan.objectives._kernels import (
+    document_denominator,
+    measure_document,
+    write_document,
+)
 
 
 @inline_kernel
@@ -62,22 +67,24 @@ def measure_piece(source, piece, frame):
 @kernel
 def scratch_size(slots):
     """Number of uint64 that rewriting pieces of rows of `slots` works in."""
-    return 2 * slots + memory_size(slots)
+    return 2 * slots + slots // 2 + 1 + max(memory_size(slots), words_size(slots))
 
 
 @inline_kernel
 def work_space(scratch, slots):
     """Parts of `scratch`, uint64 [scratch_size(row's slots)]: tokens and weights of a piece before
-    and after it is rewritten (int32, float32, int32, float32, each [slots]), and memory for an
-    objective (uint64).
+    and after it is rewritten (int32, float32, int32, float32, each [slots]), its own targets (int32
+    [slots]), and memory for an objective (uint64).
     """
     at, step = np.uint64(scratch.ctypes.data), np.uint64(4 * slots)
+    used = 2 * slots + slots // 2 + 1
     return (
         view_i32(at, slots),
         view_f32(at + step, slots),
         view_i32(at + step * np.uint64(2), slots),
         view_f32(at + step * np.uint64(3), slots),
-        view_u64(at + step * np.uint64(4), len(scratch) - 2 * slots),
+        view_i32(at + step * np.uint64(4), slots),
+        view_u64(at + np.uint64(8 * used), len(scratch) - used),
     )
 
 
@@ -100,27 +107,40 @@ def read_weights(source, piece, weights):
 
 
 @kernel_part
-def run_program(source, frame, tokens, weights, weighted, out_tokens, out_weights, memory):
+def run_program(
+    source, frame, tokens, weights, weighted, out_tokens, out_weights, out_targets, memory
+):
     """Rewrite a piece (int32 and float32 [tokens]) with its source's program, BOS and EOS kept
-    outside.
+    outside; `out_targets` (int32 [slots]) is written if targets are the objective's own.
     """
     head, tail, inner, key = frame
     slots = len(out_tokens)
     if inner == 0:
         copy_into(tokens, out_tokens)
-        if weighted:
+        if weighted or source.own_targets:
             fill_with(out_weights[:slots], 0)
+        if source.own_targets:
+            fill_with(out_targets[:slots], -100)
         return
     end = slots - tail
     program = view_i64(source.program, source.program_length)
     # Without loss weights, both arrays of weights are empty.
     read_end, written_end = (head + inner, end) if weighted else (head, head)
+    if source.own_targets:
+        written_end = end
     write_document(
         program, tokens[head : head + inner], weights[head:read_end], key, out_tokens[head:end],
-        out_weights[head:written_end], memory,
+        out_weights[head:written_end], out_targets[head:end], memory,
     )  # fmt: skip
     if head:
         out_tokens[0] = tokens[0]
+    if source.own_targets:
+        if head:
+            out_targets[0], out_weights[0] = -100, np.float32(0)
+        if tail:
+            out_targets[end], out_weights[end] = -100, np.float32(0)
+            out_tokens[end] = tokens[head + inner]
+        return
     if tail:
         out_tokens[end] = tokens[head + inner]
     if weighted:
@@ -131,9 +151,9 @@ def run_program(source, frame, tokens, weights, weighted, out_tokens, out_weight
 
 
 @inline_kernel
-def rewrite_piece(source, piece, address, out_tokens, out_weights, scratch):
-    """Rewrite a piece, found at `address` and checked, into `out_tokens` and `out_weights`;
-    `scratch` as `work_space`.
+def rewrite_piece(source, piece, address, out_tokens, out_weights, out_targets, scratch):
+    """Rewrite a piece, found at `address` and checked, into `out_tokens`, `out_weights` and, if
+    they are the objective's own, `out_targets`; `scratch` as `work_space`.
 
     Returns (fault or OK, whether weights were written, leading tokens that are only read where they
     were not, prefix).
@@ -143,7 +163,7 @@ def rewrite_piece(source, piece, address, out_tokens, out_weights, scratch):
     measured, prefix, reads = measure_piece(source, piece, frame)
     if measured != slots:
         return BAD_MEASURE, False, reads, prefix
-    tokens, weights, _, _, memory = work_space(scratch, slots)
+    tokens, weights, _, _, _, memory = work_space(scratch, slots)
     tokens, weights = tokens[:count], weights[:count]
     begin = address + np.uint64(piece.begin * source.token_bytes)
     if source.token_bytes == 2:
@@ -152,7 +172,9 @@ def rewrite_piece(source, piece, address, out_tokens, out_weights, scratch):
         copy_into(view_u32(begin, count), tokens)
     status, weighted = read_weights(source, piece, weights)
     if status == OK:
-        run_program(source, frame, tokens, weights, weighted, out_tokens, out_weights, memory)
+        run_program(
+            source, frame, tokens, weights, weighted, out_tokens, out_weights, out_targets, memory
+        )
     return status, weighted, reads, prefix
 
 
@@ -191,11 +213,40 @@ def write_rewritten(new, new_weights, weighted, reads, slot, tokens, targets, we
 
 
 @inline_kernel
+def write_own_targets(new, new_targets, new_weights, slot, tokens, targets, weights):
+    """Write a rewritten piece with targets of its own (int32 [slots], float32 [slots]) to the slots
+    from `slot` on of a row with one target a slot.
+    """
+    end = slot + len(new)
+    if new.ctypes.data != tokens[slot:].ctypes.data:
+        copy_into(new, tokens[slot:end])
+    copy_into(new_targets, targets[0, slot:end])
+    if weights.shape[1]:
+        copy_into(new_weights, weights[0, slot:end])
+
+
+@inline_kernel
 def weigh_written(weights, sums):
     """Add what the tokens (float32 [slots]) count as targets at each distance to `sums`."""
     for d in range(len(sums)):
         for i in range(d + 1, len(weights)):
             sums[d] += np.float64(weights[i])
+
+
+@inline_kernel
+def weigh_own(source, piece, frame, scratch, sums):
+    """Add the denominator of a piece whose program writes targets; returns a fault or OK.
+
+    It is the expectation of the weights that are drawn, so nothing is rewritten.
+    """
+    head, _, inner, _ = frame
+    program = view_i64(source.program, source.program_length)
+    _, weights, _, _, _, _ = work_space(scratch, max(piece.tokens, piece.length))
+    status, weighted = read_weights(source, piece, weights[: piece.tokens])
+    if status == OK and inner > 0:
+        end = head + inner if weighted else head
+        sums[0] += document_denominator(program, inner, weights[head:end])
+    return np.int64(status)
 
 
 @inline_kernel
@@ -209,8 +260,10 @@ def weigh_compiled(source, piece, scratch, sums):
     if scratch is None:
         return np.int64(BAD_MEASURE)
     slots, count, frame = piece.length, piece.tokens, frame_of(source, piece)
+    if source.own_targets:
+        return weigh_own(source, piece, frame, scratch, sums)
     _, _, reads = measure_piece(source, piece, frame)
-    tokens, weights, new, new_weights, memory = work_space(scratch, max(count, slots))
+    tokens, weights, new, new_weights, _, memory = work_space(scratch, max(count, slots))
     status, weighted = read_weights(source, piece, weights[:count])
     if status != OK:
         return np.int64(status)
@@ -223,6 +276,7 @@ def weigh_compiled(source, piece, scratch, sums):
             True,
             new[:slots],
             new_weights[:slots],
+            new[:0],
             memory,
         )
         weigh_written(new_weights[:slots], sums)

@@ -28,7 +28,9 @@ from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader.media import MediaRows
 from penstock.plan.loader.mixture import CUTTING, TOO_LONG, Source
+from penstock.plan.loader.node_rows import node_row, nodes_of
 from penstock.plan.loader.rewriting import Rewriting
+from penstock.plan.loader.row_extras import RowExtras
 
 _FACTS = (ANSWER, TEMPERATURE, TRUNCATED)
 """Values of paths that do not say which answer is better."""
@@ -63,23 +65,6 @@ def too_long_of(source: Source, dataset: Corpus) -> str:
             "trees: counted) or error"
         )
     return source.too_long or "drop"
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RowExtras:
-    """What one row has besides its arrays. n nodes: ordinary documents, and the nodes of trees."""
-
-    cu_seqlens: Annotated[Int32, "borders"]
-    """[n + 1], or [n + 2] with padding."""
-    max_seqlen: int
-    source_ids: Annotated[Int32, "pieces"]
-    """[n] source of each, without padding."""
-    reach: Annotated[Int32, "nodes"] | None
-    """End of each node's subtree, padding among them; None: no document forks."""
-    paths: RowPaths
-    documents: int
-    """Documents of the row, each tree counted once."""
 
 
 @final
@@ -135,12 +120,16 @@ class Extras:
                 self._known[number] |= wanted >= 0
                 self._copied += [(number, table, wanted)] if (wanted >= 0).any() else []
         self.has_trees = any(table is not None and table.has_trees for table in self._tables)
+        self._rewritings = rewritings
+        self.has_nodes = any(rewriting.makes_nodes for rewriting in rewritings)
         self._value_names = list(
             dict.fromkeys(name for names in self.path_values for name in names or ())
         )
         self.media = None
         if any(table is not None and table.has_images for table in self._tables):
             self.media = MediaRows(self._names, datasets, self._tables, *image_cache)
+        if self.has_nodes:
+            self._check_nodes()
         for number, (source, rewriting) in enumerate(zip(sources, rewritings, strict=True)):
             for table in self._of(number):
                 self._check(source, table, rewriting, packing)
@@ -218,6 +207,24 @@ class Extras:
                 f"{where}: cu_seqlens_capacity is not supported for prefix trees; leave it out"
             )
 
+    def _check_nodes(self) -> None:
+        """Refuse what objectives that cut documents into parts exclude."""
+        number = next(n for n, one in enumerate(self._rewritings) if one.makes_nodes)
+        need, objective = self._need, self._rewritings[number].objective.name
+        where = f"source {self._names[number]!r}: objective {objective!r}"
+        if need.trees is not True:
+            cannot = "cannot honour" if need.trees is False else "does not say that it honours"
+            raise ConfigError(
+                f"{where} cuts documents into blocks that see each other by a tree, which "
+                f"{need.asked_by} {cannot}; use a model that does (InputRequirements(trees=True)), "
+                "or whole documents (masked_diffusion)"
+            )
+        if need.cu_seqlens_capacity is not None:
+            raise ConfigError(f"{where}: cu_seqlens_capacity is not supported; leave it out")
+        if self.has_trees or self.media is not None:
+            what = "prefix trees" if self.has_trees else "images"
+            raise ConfigError(f"{where}: another source has {what}; train them apart")
+
     def _check_images(self, where: str, packing: str) -> None:
         need = self._need
         if need.images is not True:
@@ -266,6 +273,7 @@ class Extras:
         document_ids: Array,
         columns: Sequence[Array],
         addresses: Annotated[UInt64, "columns"],
+        prefix_lengths: Annotated[Int32, "pieces"],
     ) -> StepExtras | None:
         """Make the extras of filled rows, and correct positions and document ids ([R, T], or [R,
         0]) in place.
@@ -278,13 +286,14 @@ class Extras:
             document_ids: As the fill wrote them.
             columns: [R, T] each, to be written.
             addresses: Where they begin.
+            prefix_lengths: Of each piece in these rows, as the fill wrote them.
 
         Raises:
             CorruptionError: Stored bytes are not what was written.
             ConfigError: A tree forks, and the requirements do not say that their model honours
                 that.
         """
-        if not self.columns and not self.has_trees and self.media is None:
+        if not (self.columns or self.has_trees or self.has_nodes) and self.media is None:
             return None
         if self.columns:
             self._write_columns(pieces, row_starts, addresses)
@@ -292,7 +301,21 @@ class Extras:
         trees = self.trees(pieces) if self.has_trees else [None] * len(pieces)
         media = None if self.media is None else self.media.rows(whole, row_starts, tokens, trees)
         rows = None
-        if self.has_trees:
+        if self.has_nodes:
+            nodes = nodes_of(self._rewritings, pieces)
+            bounds = (row_starts - row_starts[0]).tolist()
+            rows = [
+                node_row(
+                    pieces[begin:end],
+                    nodes[begin:end],
+                    positions[row],
+                    document_ids[row],
+                    prefix_lengths[begin:end],
+                    self._slots,
+                )
+                for row, (begin, end) in enumerate(pairwise(bounds))
+            ]
+        elif self.has_trees:
             bounds = (row_starts - row_starts[0]).tolist()
             rows = [
                 self._row(
@@ -374,6 +397,7 @@ class Extras:
             max_seqlen=int(sizes.max(initial=0)),
             source_ids=np.repeat(pieces["source"], counts).astype(np.int32),
             reach=np.array(reach, np.int32) if forked else None,
+            prefix_lengths=None,
             paths=RowPaths(
                 slots=np.concatenate(path_slots) if path_slots else np.empty(0, np.int64),
                 starts=np.cumsum([0, *map(len, path_slots)], dtype=np.int64),

@@ -95,6 +95,7 @@ class Fill:
         self._pool = BufferPool(
             [*(layout[name] for name in ROW_ARRAYS.names or ()), *columns], keep, allocate
         )
+        _require_own_targets(requirements, rewritings)
         if not requirements.loss_weights:
             for dataset in datasets:
                 if dataset.table.weight_sums is not None:
@@ -170,6 +171,7 @@ class Fill:
             sums,
             python_output.starts,
             python_output.weights,
+            python_output.denominators,
             self._scratch(),
         )
         self._check(outcome, pieces)
@@ -227,7 +229,14 @@ class Fill:
             metadata = np.concatenate([metadata[:borders], cu_seqlens.ravel()])
         own = len(ROW_ARRAYS.names or ())
         extras = self._extras.add(
-            pieces, row_starts, arrays[0], arrays[3], arrays[4], arrays[own:], addresses[own:]
+            pieces,
+            row_starts,
+            arrays[0],
+            arrays[3],
+            arrays[4],
+            arrays[own:],
+            addresses[own:],
+            metadata[2 * rows + count : 2 * rows + 2 * count],
         )
         return FilledRows(need, row_starts, arrays[:own], metadata, extras)
 
@@ -279,6 +288,31 @@ class Fill:
                 f"a token id of 2^31 or more; {self._cure_of_wide_ids(source)}"
             )
         raise corruption(self._datasets[source], number, fault)
+
+
+def _require_own_targets(requirements: InputRequirements, rewritings: Sequence[Rewriting]) -> None:
+    """Refuse objectives with targets of their own where rows cannot have them."""
+    makes = next((rewriting for rewriting in rewritings if rewriting.writes_targets), None)
+    if makes is None:
+        return
+    who = f"{makes.where}: objective {makes.objective.name!r} writes targets of its own"
+    if (requirements.target_distances or 1) > 1:
+        raise ConfigError(
+            f"{who}, one for each slot, but {requirements.asked_by} asks for "
+            f"{requirements.target_distances} (prediction_heads); set 1"
+        )
+    if requirements.own_targets is False:
+        raise ConfigError(
+            f"{who}, but {requirements.asked_by} takes the tokens behind slots; train with "
+            "ps.train "
+            "or ps.loss, or take another objective"
+        )
+    if not requirements.loss_weights and not makes.runs_in_python:
+        raise ConfigError(
+            f"{who} with weights, but {requirements.asked_by} asks for no loss weights, so they "
+            "would "
+            "be lost; require loss_weights=True"
+        )
 
 
 def _has_prefixes(requirements: InputRequirements, rewritings: Sequence[Rewriting]) -> bool:

@@ -192,6 +192,9 @@ class FilledRows(Sequence[ModelInput]):
         width = capacity or documents + 1 + (used < len(tokens))
         cu_seqlens = metadata[borders + first : borders + first + width]
         source_ids = metadata[sources + begin : sources + end]
+        prefix_lengths: Annotated[Int32, "documents"] | None = metadata[
+            prefixes + begin : prefixes + end
+        ]
         more: dict[str, Any] = {}
         if self._extras is not None:
             more["columns"] = {name: values[row] for name, values in self._extras.columns.items()}
@@ -199,6 +202,7 @@ class FilledRows(Sequence[ModelInput]):
                 tree = self._extras.rows[row]
                 cu_seqlens, longest, source_ids = tree.cu_seqlens, tree.max_seqlen, tree.source_ids
                 more["reach"], more["paths"] = tree.reach, tree.paths
+                prefix_lengths = tree.prefix_lengths
             if self._extras.media is not None:
                 more["media"] = self._extras.media[row]
         return ModelInput(
@@ -211,7 +215,7 @@ class FilledRows(Sequence[ModelInput]):
             max_seqlen=longest if need.cu_seqlens else None,
             num_tokens=used,
             source_ids=source_ids,
-            prefix_lengths=metadata[prefixes + begin : prefixes + end] if len(prefix) else None,
+            prefix_lengths=prefix_lengths if len(prefix) else None,
             prefix=prefix if len(prefix) else None,
             distillation=None if self._companions is None else self._companions[row],
             **more,

@@ -34,6 +34,7 @@ from penstock.plan.loader.step_planner import StepPlan, StepPlanner, StepState, 
 from penstock.plan.loader.steps import Step
 from penstock.plan.loader.steps_ahead import StepsAhead
 from penstock.plan.loader.target_watch import TargetWatch
+from penstock.plan.objectives import Objective
 
 
 @suggests
@@ -263,6 +264,19 @@ class Loader:
         """
         pairs = zip(self.mixture.sources, self._plan.rewritings, strict=True)
         return next((source.name for source, rewriting in pairs if rewriting.bidirectional), None)
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """The objective of each source, resolved."""
+        return tuple(rewriting.objective for rewriting in self._plan.rewritings)
+
+    @property
+    def own_targets_source(self) -> str | None:
+        """Name of the first source with an objective that writes targets of its own; None where
+        there is none.
+        """
+        pairs = zip(self.mixture.sources, self._plan.rewritings, strict=True)
+        return next((source.name for source, rewriting in pairs if rewriting.writes_targets), None)
 
     @property
     def columns(self) -> tuple[str, ...]:

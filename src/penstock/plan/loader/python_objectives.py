@@ -6,7 +6,7 @@ from typing import Annotated, final
 
 import numpy as np
 
-from penstock.core.arrays import Float32, Int32, Int64, Records, UInt64
+from penstock.core.arrays import Float32, Float64, Int32, Int64, Records, UInt64
 from penstock.core.compiled import address_of
 from penstock.plan.loader._fill_kernels import PYTHON_ARRAYS
 from penstock.plan.loader._plan_kernels import PIECE
@@ -26,6 +26,10 @@ class PythonOutput:
     """
     tokens: Annotated[Int32, "slots"]
     weights: Annotated[Float32, "slots"]
+    targets: Annotated[Int32, "slots"]
+    """[slots], or [0] where no objective writes targets of its own."""
+    denominators: Annotated[Float64, "pieces"]
+    """[P] what each piece of such an objective adds to the denominator; as `starts`."""
     prefixes: Annotated[Int32, "pieces"]
     """[P] prefix of each piece; as `starts`."""
     addresses: Annotated[UInt64, "4"] = field(init=False)
@@ -42,6 +46,8 @@ _NO_OUTPUT = PythonOutput(
     starts=np.empty(0, np.int64),
     tokens=np.empty(0, np.int32),
     weights=np.empty(0, np.float32),
+    targets=np.empty(0, np.int32),
+    denominators=np.empty(0),
     prefixes=np.empty(0, np.int32),
 )
 
@@ -61,8 +67,19 @@ def run_python(
     starts = ends - lengths
     total = int(ends[-1]) if len(ends) else 0
     tokens, weights = np.empty(total, np.int32), np.empty(total, np.float32)
+    own = any(rewriting.runs_in_python and rewriting.writes_targets for rewriting in rewritings)
+    targets, denominators = np.empty(total if own else 0, np.int32), np.zeros(len(pieces))
     for p in np.flatnonzero(in_python).tolist():
         written = rewritings[pieces["source"][p]].write(pieces[p])
         tokens[starts[p] : ends[p]], weights[starts[p] : ends[p]] = written.tokens, written.weights
         prefixes[p] = written.prefix
-    return PythonOutput(starts=starts, tokens=tokens, weights=weights, prefixes=prefixes)
+        if written.targets is not None:
+            targets[starts[p] : ends[p]], denominators[p] = written.targets, written.denominator
+    return PythonOutput(
+        starts=starts,
+        tokens=tokens,
+        weights=weights,
+        targets=targets,
+        denominators=denominators,
+        prefixes=prefixes,
+    )

@@ -5,11 +5,12 @@ before a document is measured and rewritten, and put back at the very beginning 
 a document, or of a part of one, is of (seed, source, epoch, document, part).
 """
 
+from dataclasses import replace
 from typing import Annotated, final
 
 import numpy as np
 
-from penstock.core.arrays import Int64, Records, UInt64
+from penstock.core.arrays import Array, Int64, Records, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for, mix_array
@@ -19,13 +20,19 @@ from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader.mixture import Source
 from penstock.plan.objectives import Facts, Objective, Written
 from penstock.plan.objectives.objective import (
+    NO_TARGET,
     AddingTokens,
     Causal,
     Compiled,
     NamingTasks,
+    Nodes,
     Resolving,
+    RewritingEos,
     WithTasks,
+    WritingNodes,
+    fault_of,
     is_bidirectional,
+    writes_targets,
 )
 from penstock.plan.sampling._kernels import ENTRY
 from penstock.tokenizers import Tokenizer
@@ -73,6 +80,8 @@ class Rewriting:
         # The array is held here, because kernels read it by address.
         self._program = self.objective.program() if isinstance(self.objective, Compiled) else None
         self._framed: tuple[bool, bool] = (False, False) if self.is_causal else dataset.framed
+        if isinstance(self.objective, RewritingEos) and self.objective.rewrites_eos:
+            self._framed = self._framed[0], False
         if " at 0x" in repr(self.objective):
             raise ConfigError(
                 f"{self.where}: objective {self.objective.name!r} has no repr of its own, "
@@ -83,6 +92,32 @@ class Rewriting:
     def bidirectional(self) -> bool:
         """Whether documents may have a prefix with tokens that see each other."""
         return is_bidirectional(self.objective)
+
+    @property
+    def writes_targets(self) -> bool:
+        """Whether targets are the objective's own, and not the tokens behind slots."""
+        return writes_targets(self.objective)
+
+    @property
+    def makes_nodes(self) -> bool:
+        """Whether documents are cut into parts that see each other by a tree."""
+        return isinstance(self.objective, WritingNodes)
+
+    def nodes(self, pieces: Annotated[Records, "pieces"]) -> list[Nodes]:
+        """The parts that the objective makes of each piece, a BOS among them as their root."""
+        assert isinstance(self.objective, WritingNodes)
+        heads, _, inner = self.framing(pieces)
+        lengths = pieces["length"].tolist()
+        found = []
+        for head, left, slots in zip(heads.tolist(), inner.tolist(), lengths, strict=True):
+            if not left:
+                # Only read, so it may see itself whole.
+                found.append(Nodes.whole(slots))
+            elif head:
+                found.append(self.objective.nodes(slots - 1).behind_one())
+            else:
+                found.append(self.objective.nodes(slots))
+        return found
 
     @property
     def runs_in_python(self) -> bool:
@@ -115,6 +150,7 @@ class Rewriting:
         record["key"], record["epoch_documents"] = self._key, self._size
         record["begins_with_bos"], record["ends_with_eos"] = self._framed
         record["objective"] = CAUSAL if self.is_causal else PYTHON
+        record["own_targets"] = self.writes_targets
         if self._program is not None:
             record["objective"] = COMPILED
             record["program"], record["program_length"] = (
@@ -216,7 +252,7 @@ class Rewriting:
             )
         tokens, weights = document.tokens[here].astype(np.int32), document.loss_weights[here]
         if not inner:
-            return Written(tokens=tokens, weights=np.zeros_like(weights))
+            return self._by_slot(Written(tokens=tokens, weights=np.zeros_like(weights)))
         between = slice(head, head + inner)
         weighted = self._dataset.table.has_spans
         written = self.objective.write(
@@ -224,52 +260,50 @@ class Rewriting:
             weights[between] if weighted else None,
             int(self.keys(_alone(piece))[0]),
         )
-        self._check(written, int(piece["length"]) - head - tail)
+        if fault := fault_of(self.objective, written, int(piece["length"]) - head - tail):
+            raise ConfigError(
+                f"{self.where}: objective {self.objective.name!r} {fault}; "
+                "penstock.objectives.check_objective tries an objective"
+            )
         inside = (
             np.ones(len(written.tokens), np.float32) if written.weights is None else written.weights
         )
         kept, eos = len(inside) - written.padding, slice(head + inner, None)
-        parts = [written.tokens[:kept], tokens[eos], written.tokens[kept:]]
-        parts_weights = [inside[:kept], weights[eos], inside[kept:]]
-        return Written(
-            tokens=np.concatenate([tokens[:head], *parts]).astype(np.int32),
-            weights=np.concatenate([weights[:head], *parts_weights]).astype(np.float32),
-            prefix=written.prefix + head if written.prefix else 0,
-            padding=written.padding,
+
+        def framed(before: Array, inside: Array, behind: Array) -> Array:
+            return np.concatenate([before, inside[:kept], behind, inside[kept:]])
+
+        targets, outer = None, weights
+        if written.targets is not None:
+            none = np.full(len(tokens), NO_TARGET, np.int32)
+            targets = framed(none[:head], written.targets, none[eos]).astype(np.int32)
+            outer = np.zeros_like(weights)
+        return self._by_slot(
+            Written(
+                tokens=framed(tokens[:head], written.tokens, tokens[eos]).astype(np.int32),
+                weights=framed(outer[:head], inside, outer[eos]).astype(np.float32),
+                targets=targets,
+                denominator=written.denominator,
+                prefix=written.prefix + head if written.prefix else 0,
+                padding=written.padding,
+            )
         )
 
-    def _check(self, written: Written, slots: int) -> None:
-        name, tokens, weights = self.objective.name, np.asarray(written.tokens), written.weights
-        problem = None
-        if tokens.shape != (slots,) or tokens.dtype.kind not in "iu":
-            problem = (
-                f"wrote {tokens.dtype} {list(tokens.shape)} tokens where it had measured {slots}"
-            )
-        elif weights is not None and (
-            np.shape(weights) != (slots,) or not np.isfinite(weights).all()
-        ):
-            problem = (
-                f"wrote weights of shape {list(np.shape(weights))} that are not {slots} finite "
-                "numbers"
-            )
-        elif tokens.min(initial=0) < 0 or tokens.max(initial=0) >= 2**31:
-            problem = "wrote ids outside 0 … 2^31 − 1"
-        elif not 0 <= written.prefix <= slots or (written.prefix and not self.bidirectional):
-            problem = (
-                f"wrote a prefix of {written.prefix} in {slots} tokens, with bidirectional = "
-                f"{self.bidirectional}"
-            )
-        elif not 0 <= written.padding < slots or (written.padding and weights is None):
-            problem = (
-                f"wrote {written.padding} slots of padding in {slots}, which need weights of 0"
-            )
-        elif weights is not None and np.any(weights[slots - written.padding :]):
-            problem = f"wrote {written.padding} slots of padding with weights other than 0"
-        if problem:
-            raise ConfigError(
-                f"{self.where}: objective {name!r} {problem}; "
-                "penstock.objectives.check_objective tries an objective"
-            )
+    def _by_slot(self, written: Written) -> Written:
+        """With targets, weights and denominator by slot, if the objective's targets are its own."""
+        if not self.writes_targets:
+            return written
+        weights, targets = written.weights, written.targets
+        assert weights is not None
+        if targets is None:
+            targets = np.append(written.tokens[1:], np.int32(NO_TARGET)).astype(np.int32)
+            weights = np.append(weights[1:], np.float32(0))
+        targets = np.where(weights == 0, np.int32(NO_TARGET), targets)
+        weights = np.where(targets == NO_TARGET, np.float32(0), weights)
+        denominator = written.denominator
+        if denominator is None:
+            denominator = float(weights.sum(dtype=np.float64))
+        return replace(written, targets=targets, weights=weights, denominator=denominator)
 
 
 def _alone(piece: np.void) -> Annotated[Records, "1"]:

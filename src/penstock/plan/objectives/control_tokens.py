@@ -161,13 +161,13 @@ def infill_ids(
         )
         if filling is None:
             raise ConfigError(
-                f"{where}: character splits fill a document up with a padding token, and "
+                f"{where}: slots that a document does not need hold a padding token, and "
                 f"{tokenizer.name} has none; name a fourth of tokens=, or add one: "
                 f"{_addition(tokenizer.name, names[3:] or ['<pad>'])}"
             )
         wanted = (*wanted, filling)
     ids = tuple(
-        _id_of(token, role, tokenizer, where) for role, token in zip(ROLES, wanted, strict=False)
+        id_of(token, role, tokenizer, where) for role, token in zip(ROLES, wanted, strict=False)
     )
     refuse_same(ids, where)
     return ids
@@ -209,9 +209,14 @@ def _addition(name: str, tokens: Sequence[int | str]) -> str:
     return f"penstock tokenizer add {name} {options} --output DIR, and tokenizer=DIR here"
 
 
-def _id_of(token: int | str, role: str, tokenizer: Tokenizer, where: str) -> int:
+def id_of(token: int | str, role: str, tokenizer: Tokenizer, where: str) -> int:
+    """The id of a token for infilling, given as an id or as the name of a control entry.
+
+    Raises:
+        ConfigError: The tokenizer does not have it.
+    """
     if isinstance(token, str):
-        cure = f"name another in tokens=, or add it: {_addition(tokenizer.name, [token])}"
+        cure = f"name another, or add it: {_addition(tokenizer.name, [token])}"
         return look_up(tokenizer, token, role=role, where=where, cure=cure)
     if token >= tokenizer.vocab_size:
         raise ConfigError(

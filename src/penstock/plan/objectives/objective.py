@@ -11,11 +11,15 @@ All randomness comes from the key, which depends on (seed, source, epoch, docume
 document is rewritten in the same way wherever it is packed, on any number of ranks, and differently
 in each epoch.
 
+What a slot predicts is the token behind it, unless the objective writes `targets`: then it may be
+any id, such as the one that a mask stands for. So a model's input may differ from what it learns.
+
 `Causal` is next-token prediction: a document is its own input, and each token is the target of the
 one before it. `check_objective` tries the contract on random documents, in a few hundred calls of
 `write`; use it in tests of your own objectives.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, final, runtime_checkable
@@ -28,6 +32,8 @@ from penstock.core.suggestions import suggests
 
 MEMBERS = ("name", "document_limit", "measure", "write")
 """Common part of all objectives."""
+NO_TARGET = -100
+"""In `Written.targets`: the slot predicts nothing."""
 LENGTHS = (1, 2, 3, 5, 8, 21, 64, 300)
 
 
@@ -37,10 +43,22 @@ class Written:
     """A document as the model sees it. n slots."""
 
     tokens: Annotated[Int32, "slots"]
-    """[n] token ids. Each is what the position before it predicts, if it has a weight."""
+    """[n] token ids. Without `targets`, each is what the slot before it predicts, if it has a
+    weight.
+    """
     weights: Annotated[Float32, "slots"] | None = None
     """[n] weight of each token as a target, 0 = input only; None = each counts 1. The first token
-    is never a target, because nothing comes before it.
+    is never a target, because nothing comes before it. With `targets`: the weight of each slot's
+    target.
+    """
+    targets: Annotated[Int32, "slots"] | None = None
+    """[n] the id that each slot must predict, −100 for none; None: the token behind it. Such an
+    objective says so by `writes_targets` (`WritingTargets`).
+    """
+    denominator: float | None = None
+    """With `targets`: what the document adds to the number that the loss of a step is divided by;
+    None: the sum of its targets' weights. An estimate whose weights are drawn, such as 1 / t,
+    gives their expectation here.
     """
     prefix: int = 0
     """Number of leading tokens that see each other in both directions; all others see only what is
@@ -75,7 +93,10 @@ class Objective(Protocol):
     (`Resolving`); `task(length: int, key: int) -> str`, the name of the task that a document gets
     (`WithTasks`), and `task_names: tuple[str, ...]` (`NamingTasks`); `added_tokens: tuple[int,
     ...]`, the ids it inserts (`AddingTokens`); `bidirectional: bool`, True if a `prefix` may be
-    above 0 (`Bidirectional`).
+    above 0 (`Bidirectional`); `writes_targets: bool`, True if it writes targets of its own
+    (`WritingTargets`); `rewrites_eos: bool`, True if an EOS is rewritten like any other token
+    (`RewritingEos`); `nodes(slots)`, if it cuts what it writes into parts that see each other by a
+    tree (`WritingNodes`).
 
     `check_objective` tests whether an objective meets the contract. Its `repr` goes into a state's
     digest, so that no run is resumed with another objective; it must contain all settings, and be
@@ -110,6 +131,63 @@ class Objective(Protocol):
             weights: [length] loss weights, if the dataset has any; None = all 1.
             key: As given to `measure`.
         """
+
+
+@runtime_checkable
+class WritingTargets(Protocol):
+    """An objective whose targets are its own."""
+
+    writes_targets: bool
+    """Whether `Written.targets` may be given. Such rows have one target a slot."""
+
+
+@runtime_checkable
+class RewritingEos(Protocol):
+    """An objective that learns where a document ends, too."""
+
+    rewrites_eos: bool
+    """Whether it gets the EOS that all documents of a dataset have; else the loader puts it behind
+    the result, and it is read only if the objective writes targets. A BOS is always kept outside.
+    """
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Nodes:
+    """Parts of a written document: a slot sees all of its own part, and the parts above it in a
+    tree. Parts stand depth first. n parts.
+    """
+
+    begins: Annotated[Int64, "nodes"]
+    """[n] first slot of each."""
+    reach: Annotated[Int64, "nodes"]
+    """[n] one after the last slot of its subtree."""
+    positions: Annotated[Int64, "slots"]
+    """[slots] position of each slot on the path from the root to it."""
+
+    @classmethod
+    def whole(cls, slots: int) -> "Nodes":
+        """One part."""
+        return cls(
+            begins=np.zeros(1, np.int64), reach=np.array([slots]), positions=np.arange(slots)
+        )
+
+    def behind_one(self) -> "Nodes":
+        """These below a root of one slot, such as a BOS."""
+        return Nodes(
+            begins=np.append(0, self.begins + 1),
+            reach=np.append(len(self.positions) + 1, self.reach + 1),
+            positions=np.append(0, self.positions + 1),
+        )
+
+
+@runtime_checkable
+class WritingNodes(Protocol):
+    """An objective that cuts what it writes into parts; its `prefix` is then all of the "
+    "document."""
+
+    def nodes(self, slots: int) -> Nodes:
+        """The parts of a document that takes so many slots."""
 
 
 @runtime_checkable
@@ -170,6 +248,57 @@ class Compiled(Protocol):
 def is_bidirectional(objective: Objective) -> bool:
     """Whether an objective may write a `prefix` above 0."""
     return isinstance(objective, Bidirectional) and objective.bidirectional
+
+
+def writes_targets(objective: Objective) -> bool:
+    """Whether an objective may write targets of its own."""
+    return isinstance(objective, WritingTargets) and objective.writes_targets
+
+
+def fault_of(objective: Objective, written: Written, slots: int) -> str | None:
+    """What is wrong with what an objective wrote for a document that it measured as `slots`; None:
+    nothing.
+    """
+    tokens, weights = np.asarray(written.tokens), written.weights
+    bidirectional = is_bidirectional(objective)
+    if tokens.shape != (slots,) or tokens.dtype.kind not in "iu":
+        return f"wrote {tokens.dtype} {list(tokens.shape)} tokens where it had measured {slots}"
+    if weights is not None and (np.shape(weights) != (slots,) or not np.isfinite(weights).all()):
+        return (
+            f"wrote weights of shape {list(np.shape(weights))} that are not {slots} finite numbers"
+        )
+    if tokens.min(initial=0) < 0 or tokens.max(initial=0) >= 2**31:
+        return f"wrote ids outside 0 … 2^31 − 1, {tokens.min()} to {tokens.max()}"
+    if not 0 <= written.prefix <= slots or (written.prefix and not bidirectional):
+        return (
+            f"wrote a prefix of {written.prefix} in {slots} tokens, with bidirectional = "
+            f"{bidirectional}"
+        )
+    if not 0 <= written.padding < slots or (written.padding and weights is None):
+        return f"wrote {written.padding} slots of padding in {slots}, which need weights of 0"
+    if weights is not None and np.any(weights[slots - written.padding :]):
+        return f"wrote {written.padding} slots of padding with weights other than 0"
+    return _fault_of_targets(objective, written, slots)
+
+
+def _fault_of_targets(objective: Objective, written: Written, slots: int) -> str | None:
+    denominator = written.denominator
+    if written.targets is None:
+        return None if denominator is None else "wrote a denominator without targets"
+    if not writes_targets(objective):
+        return "wrote targets, but its writes_targets is not True"
+    targets = np.asarray(written.targets)
+    if targets.shape != (slots,) or targets.dtype.kind not in "iu":
+        return f"wrote {targets.dtype} {list(targets.shape)} targets for {slots} slots"
+    known = targets[targets != NO_TARGET]
+    if known.min(initial=0) < 0 or known.max(initial=0) >= 2**31:
+        return (
+            f"wrote targets outside 0 … 2^31 − 1 that are not {NO_TARGET}, {targets.min()} to "
+            f"{targets.max()}"
+        )
+    if denominator is not None and not (math.isfinite(denominator) and denominator >= 0):
+        return f"wrote the denominator {denominator}; expected a number of 0 or more"
+    return None
 
 
 @suggests
@@ -274,59 +403,41 @@ def _check_writing(objective: Objective, tokens: Int32, key: int, slots: int, wh
         np.zeros(len(tokens), np.float32),
     )
     written = objective.write(tokens, None, key)
-    _check_written(objective, written, slots, what)
     again = objective.write(tokens, ones, key)
-    _check_written(objective, again, slots, what)
+    for one in (written, again):
+        fault = fault_of(objective, one, slots)
+        _require(fault is None, objective, f"{what}: it {fault}")
     _require(np.array_equal(tokens, before), objective, f"write changed the tokens of {what}")
-    same = np.array_equal(written.tokens, again.tokens) and np.array_equal(
-        _weights(written), _weights(again)
+    same = all(
+        np.array_equal(part(written), part(again))
+        for part in (lambda one: one.tokens, _targets, _weights)
     )
     _require(
         same,
         objective,
         f"{what} is written otherwise the second time, or with weights that are all 1",
     )
-    untrained = _weights(objective.write(tokens, zeros, key))
+    nothing = objective.write(tokens, zeros, key)
+    untrained = _weights(nothing)
+    if nothing.targets is None:
+        untrained = untrained[1:]
     _require(
-        not untrained[1:].any(),
+        not untrained.any(),
         objective,
         f"{what} has weights 0, but {np.count_nonzero(untrained)} of its tokens count",
     )
 
 
-def _check_written(objective: Objective, written: Written, slots: int, what: str) -> None:
-    tokens, weights = np.asarray(written.tokens), _weights(written)
-    _require(
-        tokens.shape == (slots,),
-        objective,
-        f"{what} is measured as {slots} and written as {list(tokens.shape)}",
-    )
-    _require(
-        tokens.dtype.kind in "iu" and tokens.min() >= 0 and tokens.max() < 2**31,
-        objective,
-        f"{what} is written as {tokens.dtype} between {tokens.min()} and {tokens.max()}; "
-        "expected ids below 2^31",
-    )
-    _require(
-        weights.shape == (slots,) and bool(np.isfinite(weights).all()),
-        objective,
-        f"{what} has weights {weights!r}",
-    )
-    bidirectional = is_bidirectional(objective)
-    _require(
-        0 <= written.prefix <= slots and (bidirectional or not written.prefix),
-        objective,
-        f"{what} has a prefix of {written.prefix} in {slots} slots, with bidirectional = "
-        f"{bidirectional}",
-    )
+def _targets(written: Written) -> Array:
+    return np.asarray(written.tokens if written.targets is None else written.targets)
 
 
 def _weights(written: Written) -> Array:
-    return (
-        np.ones(len(written.tokens), np.float32)
-        if written.weights is None
-        else np.asarray(written.weights)
-    )
+    """[slots] weight of each target, 0 where there is none."""
+    weights = np.ones(len(written.tokens), np.float32)
+    if written.weights is not None:
+        weights = np.asarray(written.weights)
+    return weights if written.targets is None else weights * (_targets(written) != NO_TARGET)
 
 
 def _require(holds: bool, objective: Objective, problem: str) -> None:

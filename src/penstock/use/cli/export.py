@@ -18,6 +18,7 @@ from penstock.use.cli.options import MODEL, AsJson, Given
             "use.runs.run.Run.export",
             output=Option(metavar="DIR"),
             context_length=Option(),
+            dtype=Option(),
             overwrite=Option(),
             adapter=Option(),
         ),
@@ -27,10 +28,11 @@ def run(*, settings: Given, as_json: AsJson = False) -> None:
     """Write the newest checkpoint of a run as a folder that transformers, vLLM and llama.cpp read.
 
     The folder includes tokenizer, chat template, stop ids and context length. LoRA is merged into
-    the weights, or written alone with --adapter.
+    the weights, or written alone with --adapter. --dtype bfloat16 halves the size of float32.
 
     Example:
         penstock export runs/first -o exported
+        penstock export runs/first -o half --dtype bfloat16
     """
     output = settings["output"]
     found = ps.open_run(settings.pop("model")).export(**settings)
@@ -39,7 +41,8 @@ def run(*, settings: Given, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(asdict(found)))
         return
-    step = "" if found.step is None else f" after step {found.step:,}"
+    step = "" if found.dtype is None else f" in {found.dtype}"
+    step += "" if found.step is None else f" after step {found.step:,}"
     if found.base is not None:
         print(f"{output}: an adapter of {found.parameters:,} parameters{step} for {found.base}")
         return

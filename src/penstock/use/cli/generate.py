@@ -30,6 +30,13 @@ if TYPE_CHECKING:
             "min_tokens",
             max_tokens=Option(default="the model's own, or 256"),
         ),
+        options(
+            "learn.generation.unmask_settings.Unmasking",
+            "unmask_steps",
+            "unmask_block",
+            "remasking",
+            panel="Diffusion",
+        ),
         OPENING,
     )
 )

@@ -126,6 +126,18 @@ def run(
             rich_help_panel="Trajectories",
         ),
     ] = False,
+    no_share: Annotated[
+        bool,
+        typer.Option(
+            "--no-share",
+            metavar="",
+            help=(
+                "Store each path apart, for models that read no trees; otherwise what answers of "
+                "a group begin with in common is stored once."
+            ),
+            rich_help_panel="Trajectories",
+        ),
+    ] = False,
     assignments: Annotated[
         list[str] | None,
         typer.Option(
@@ -155,10 +167,16 @@ def run(
             raise ConfigError(
                 "--trajectories takes none of --config, --chat-config, --set and --json"
             )
-        _prepare_trajectories(settings, chat, history or "sampled", append, quiet)
+        _prepare_trajectories(
+            {**settings, **chat},
+            history=history or "sampled",
+            append=append,
+            share=not no_share,
+            progress=not quiet,
+        )
         return
-    if history is not None or append:
-        raise ConfigError("--history and --append are for --trajectories")
+    if history is not None or append or no_share:
+        raise ConfigError("--history, --append and --no-share are for --trajectories")
     prepared = ps.prepare(
         **settings, **_chat(chat, config, chat_config, assignments or []), progress=not quiet
     )
@@ -179,14 +197,10 @@ _OF_TRAJECTORIES = (
     "template",
     "chat_template_kwargs",
     "processor",
-    "answers",
 )
 
 
-def _prepare_trajectories(
-    settings: dict[str, Any], chat: dict[str, Any], history: Any, append: bool, quiet: bool
-) -> None:
-    given = {**settings, **chat}
+def _prepare_trajectories(given: dict[str, Any], **further: Any) -> None:
     known = [one.name for one in fields(ps.media.ImageSettings) if one.name != "verify_all"]
     of_images = {name: given.pop(name) for name in known if name in given}
     if wrong := [name for name in given if name not in _OF_TRAJECTORIES]:
@@ -194,7 +208,7 @@ def _prepare_trajectories(
         raise ConfigError(f"--trajectories does not take --{flag}; leave it out")
     if of_images:
         given["image_settings"] = ps.media.ImageSettings(**of_images)
-    ps.prepare_trajectories(**given, history=history, append=append, progress=not quiet)
+    ps.prepare_trajectories(**given, **further)
 
 
 def _chat(

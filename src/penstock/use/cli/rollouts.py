@@ -22,6 +22,15 @@ from penstock.use.cli.options import MODEL, OPENING, Given
             version=Option(metavar="N"),
             max_turns=Option(),
             history=Option(),
+            at_once=Option(),
+        ),
+        options(
+            "use.runs.remote_sampler.RemoteEngine",
+            panel="Another engine",
+            engine=Option(metavar="URL", required=False),
+            engine_model=Option(metavar="NAME"),
+            engine_logprobs=Option(),
+            engine_seconds=Option(),
         ),
         options(
             "learn.generation.settings.Sampling",
@@ -34,7 +43,8 @@ from penstock.use.cli.options import MODEL, OPENING, Given
 )
 def run(*, settings: Given) -> None:
     r"""Sample several answers to each prompt, judge them with your function, and write them as a
-    dataset. With --environment, an answer is a conversation of several turns.
+    dataset. With --environment, an answer is a conversation of several turns, and --engine names a
+    server that samples it.
 
     Train on it with training.policy; temperature and the log-probability of each sampled token are
     stored with it.

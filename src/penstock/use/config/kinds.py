@@ -18,6 +18,7 @@ from penstock.core.json_values import JsonMapping
 from penstock.models.own_code import load_own_code
 from penstock.plan.objectives import CausalLM, PrefixLM, SpanCorruption
 from penstock.plan.objectives.denoise import Denoise
+from penstock.plan.objectives.diffusion import BlockDiffusion, MaskedDiffusion
 from penstock.plan.objectives.infill import Infill
 from penstock.plan.objectives.objective import Causal
 
@@ -39,12 +40,20 @@ PRESETS: dict[str, Callable[..., Any]] = {
     "t5": Denoise.t5,
 }
 
-NAMES: dict[str, Callable[..., Any]] = {"causal": Causal, "infill": Infill, **PRESETS}
+NAMES: dict[str, Callable[..., Any]] = {
+    "causal": Causal,
+    "infill": Infill,
+    "masked_diffusion": MaskedDiffusion,
+    "block_diffusion": BlockDiffusion,
+    **PRESETS,
+}
 """Objectives that can be given by name alone."""
 
 KINDS: dict[type, str] = {
     Denoise: "denoise",
     Infill: "infill",
+    MaskedDiffusion: "masked_diffusion",
+    BlockDiffusion: "block_diffusion",
     SpanCorruption: "spans",
     PrefixLM: "prefix",
     CausalLM: "causal",
@@ -52,7 +61,9 @@ KINDS: dict[type, str] = {
 }
 """Settings class → its `kind` in a file."""
 
-OBJECTIVE: Any = Literal[tuple(NAMES)] | Denoise | Infill | OwnObjective
+OBJECTIVE: Any = (
+    Literal[tuple(NAMES)] | Denoise | Infill | MaskedDiffusion | BlockDiffusion | OwnObjective
+)
 """Type of the value of `objective:`."""
 
 _TAG = "kind="

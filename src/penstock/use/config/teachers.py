@@ -19,6 +19,7 @@ from penstock.learn.distillation.teacher_rows import TeacherRows, TeacherText
 from penstock.learn.distillation.teachers import ModelTeacher, starts_boundary
 from penstock.learn.training import RunFolder
 from penstock.models import PackedRows
+from penstock.models.facts import require_token_by_token
 from penstock.models.saving import load_model
 from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.config.run_file import DataSettings
@@ -261,6 +262,7 @@ def _teacher(
     if settings.cache is not None:
         return CachedTeacher(settings.cache, tokenizer, wanted, sources, device=device)
     assert run is not None
+    require_token_by_token(run, "a teacher")
     if settings.process == "own":
         load = partial(load_teacher, run.model, run.tokenizer, str(device))
         return ProcessTeacher(load, wanted, threads=settings.threads, device=device, packed=packed)

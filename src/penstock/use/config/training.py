@@ -37,11 +37,13 @@ from penstock.learn.training.run_folder import (
 )
 from penstock.learn.training.run_state import count_steps
 from penstock.models import use_recurrent
+from penstock.models.facts import DiffusionFacts
 from penstock.models.four_bits import four_bits_in_words, require_bitsandbytes
 from penstock.models.lora.lora import add_lora
 from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader import Companion
 from penstock.plan.loader.agreement import check_values
+from penstock.plan.objectives.diffusion import BlockDiffusion, MaskedDiffusion
 from penstock.use.config.initial_models import GIVEN, TRAINED, initial_model, is_gone, widen
 from penstock.use.config.run_file import RunSettings, make_loader, open_sources
 from penstock.use.config.teachers import open_teachers
@@ -49,8 +51,11 @@ from penstock.use.config.vocabularies import frozen_rows
 from penstock.use.inspection.targets import target_warnings
 
 if TYPE_CHECKING:
+    from penstock.data.shards import Corpus
     from penstock.learn.training.distributed import Ranks
     from penstock.models import LanguageModel
+    from penstock.plan.loader.loader import Loader
+    from penstock.plan.objectives import Objective
 
 FILLING_THREADS = 1
 READ_BY_TEACHERS = InputRequirements(asked_by="the teacher", positions=True, cu_seqlens=True)
@@ -329,9 +334,6 @@ def _make_parts(
         say(notice)
     _choose_recurrent(model, training)
     datasets = [source.open() for source in data.sources]
-    evaluators = make_evaluators(
-        training.evaluators, datasets, data.loader.sequence_length, model, ranks
-    )
     taught = open_teachers(settings.teacher, data, ranks.device, say)
     groups = LossGroups(given.companion if taught is None else taught.companion)
     requirements = (
@@ -351,6 +353,10 @@ def _make_parts(
         **({} if continued is None else continued.start.arguments),
         **given.filling,
     )
+    model.facts = replace(model.facts, diffusion=_diffusion_of(loader))
+    evaluators = make_evaluators(
+        training.evaluators, datasets, data.loader.sequence_length, model, ranks
+    )
     if training.feature_cache is not None:
         if loader.blank_image is None:
             raise ConfigError("training.feature_cache: the data have no images; leave it out")
@@ -365,6 +371,37 @@ def _make_parts(
         "groups": groups,
         "evaluators": evaluators,
     }
+
+
+def _diffusion_of(loader: "Loader") -> DiffusionFacts | None:
+    """How a model writes that learns from these rows; None: token by token.
+
+    Raises:
+        ConfigError: Sources are noised in ways that no one model can write by.
+    """
+    found = {_diffusion(*pair) for pair in zip(loader.objectives, loader.datasets, strict=True)}
+    if len(found) == 1:
+        return found.pop()
+    ways = {None if one is None else (one.mask_id, one.block) for one in found}
+    if len(ways - {None}) > 1:
+        raise ConfigError(
+            "data: sources are noised with different masks or blocks, and a model writes by one; "
+            "give their objectives the same mask_token and block"
+        )
+    if None in ways:
+        # It learned both; in its order, texts are written as by any other model.
+        return None
+    return next(one for one in found if one is not None and one.after_bos)
+
+
+def _diffusion(objective: "Objective", dataset: "Corpus") -> DiffusionFacts | None:
+    if not isinstance(objective, MaskedDiffusion | BlockDiffusion):
+        return None
+    assert isinstance(objective.mask_token, int)
+    block = objective.block if isinstance(objective, BlockDiffusion) else 0
+    return DiffusionFacts(
+        mask_id=objective.mask_token, block=block, after_bos=bool(block) and dataset.framed[0]
+    )
 
 
 def _take_weights(

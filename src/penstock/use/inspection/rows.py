@@ -5,8 +5,9 @@ work of objectives.
 document's own tokens (*words*), and what the other slots are for. It goes by position, not by id:
 the objective's own `restore` gives the slot of each word, so words that look like sentinels are not
 mistaken for them. Only added tokens are named by their ids, which no two roles share. Infilling at
-characters encodes the words again, so there ids decide. For an objective of the user, only the
-prefix is known. Costs one restoration per document, a few microseconds per token.
+characters encodes the words again, and fragments are found by their separators, so there ids
+decide. For an objective of the user, only the prefix is known. Costs one restoration per document,
+a few microseconds per token.
 """
 
 from collections import Counter
@@ -24,7 +25,8 @@ from penstock.plan.loader.extras import extras_of
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.rewriting import Rewriting
 from penstock.plan.objectives.denoise import Denoise
-from penstock.plan.objectives.infill import Infill
+from penstock.plan.objectives.fragments import WrittenFragment
+from penstock.plan.objectives.infill import ORDERS, Infill
 from penstock.plan.objectives.objective import OwnVocabulary
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
@@ -425,30 +427,66 @@ def _read_infilled(
     order = objective.task(length, key)
     if order == "causal":
         return []
+    end = len(tokens) - filling
+    if objective.program() is None:
+        found = _read_fragments(objective, tokens[:end], key)
+        return [*found, *_filled_up(end, tokens, found[-1].part)]
     _, middle_id, suffix_id, *_ = objective.tokens or ()
     added = np.ones(len(tokens), bool)
-    if objective.split == "token":
-        added[objective.restore(np.arange(len(tokens), dtype=np.int32), length, key)] = False
+    added[objective.restore(np.arange(len(tokens), dtype=np.int32), length, key)] = False
     suffix, middle = (
         int(np.flatnonzero(added & (tokens == token))[0]) for token in (suffix_id, middle_id)
     )
-    end = len(tokens) - filling
-    first, last = suffix - 1, end - middle - 1
-    if order == "PSM":
+    return _sections(
+        WrittenFragment(begin=0, end=end, order=ORDERS.index(order), suffix=suffix, middle=middle),
+        word=0,
+        span=0,
+    )
+
+
+def _read_fragments(objective: Infill, tokens: Array, key: int) -> list[Stretch]:
+    """The stretches of a document that is infilled in fragments; separators are text."""
+    found: list[Stretch] = []
+    word = span = 0
+    for fragment in objective.fragments(tokens, key):
+        begin, after = fragment.begin, min(fragment.end + 1, len(tokens))
+        size = sum(section.stop - section.start for section in fragment.sections)
+        if ORDERS[fragment.order] != "causal":
+            found += _sections(fragment, word=word, span=span)
+            begin, span = fragment.end, span + 1
+            word, size = word + size, 0
+        size += after - fragment.end
+        if begin < after:
+            text = Stretch(begin=begin, end=after, part=TEXT, role=TEXT, word=word)
+            if found and found[-1].role == TEXT:
+                text = replace(text, begin=found[-1].begin, word=found.pop().word)
+            found.append(text)
+        word += size
+    return found
+
+
+def _sections(fragment: WrittenFragment, *, word: int, span: int) -> list[Stretch]:
+    """The stretches of a fragment that begins with this word of its document."""
+    begin, end, suffix, middle = fragment.begin, fragment.end, fragment.suffix, fragment.middle
+    first, last = suffix - begin - 1, end - middle - 1
+    if ORDERS[fragment.order] == "PSM":
         words = [
-            ("prefix", 0, 1, suffix, 0, -1),
+            ("prefix", begin, begin + 1, suffix, 0, -1),
             ("suffix", suffix, suffix + 1, middle, first + last, -1),
         ]
-        words.append(("middle", middle, middle + 1, end, first, 0))
+        words.append(("middle", middle, middle + 1, end, first, span))
     else:
         # The row does not show where the prefix ends and the middle begins, and the model does not
         # see it either.
-        words = [("prefix", 0, 1, 1, 0, -1), ("suffix", 1, 2, middle, last, -1)]
+        words = [("prefix", begin, begin + 1, begin + 1, 0, -1)]
+        words.append(("suffix", suffix, suffix + 1, middle, last, -1))
         words.append(("prefix and middle", middle, middle + 1, end, 0, -1))
     found = []
-    for role, at, begin, stop, word, span in words:
+    for role, at, start, stop, place, number in words:
         token = "middle token" if at == middle else f"{role} token"
-        found.append(Stretch(begin=at, end=begin, part=role, role=token, span=span))
-        if begin < stop:
-            found.append(Stretch(begin=begin, end=stop, part=role, role=role, span=span, word=word))
-    return [*found, *_filled_up(end, tokens, found[-1].part)]
+        found.append(Stretch(begin=at, end=start, part=role, role=token, span=number))
+        if start < stop:
+            found.append(
+                Stretch(begin=start, end=stop, part=role, role=role, span=number, word=word + place)
+            )
+    return found

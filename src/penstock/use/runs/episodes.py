@@ -2,79 +2,46 @@
 dataset that a policy learns from.
 
 Each prompt gives a group of trajectories. A trajectory that is over is one line of a file next to
-the output (`OUTPUT.jsonl`), written at once; a round that was stopped goes on with those that are
-missing. Draws depend on prompt, sample and turn alone, so it gives the same ones. At the end, the
-file becomes the dataset.
+the output (`OUTPUT.jsonl`, see `journal`), written at once; a round that was stopped goes on with
+those that are missing. Draws depend on prompt, sample and turn alone, so our engine gives the same
+ones. At the end, the file becomes the dataset.
 
-Environments run in threads, so that a slow tool stops neither the engine nor the others.
+Environments run in threads, so that a slow tool stops neither the engine nor the others. An error,
+or Ctrl-C, waits for none of them: what is over is written, and the error names prompt, sample and
+turn.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from penstock.chat import FinishedTrajectory, Template, Trajectory, TrajectoryReader
 from penstock.chat.trajectories.trajectory import HISTORIES, History
-from penstock.core.errors import ConfigError, RecordError, StateError
+from penstock.core.errors import ConfigError, RecordError
 from penstock.core.folders import local_path
 from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.randomness import key_for
 from penstock.core.terminal import Progress
 from penstock.data.prepare.trajectories import in_groups, write_trajectories
 from penstock.data.shards import ChatInfo
-from penstock.learn.generation import Engine
-from penstock.learn.generation.engine import collect
-from penstock.learn.generation.settings import Event, Generated, Sampling
+from penstock.learn.generation.settings import Generated, Sampling
+from penstock.use.runs.daemon_threads import DaemonThreads
 from penstock.use.runs.environments import Answered, Environment
+from penstock.use.runs.journal import Journal
 from penstock.use.runs.opening import Opened, writer_of
+from penstock.use.runs.remote_sampler import RemoteEngine, RemoteSampler
 from penstock.use.runs.rollouts import Rollouts, shown
+from penstock.use.runs.samplers import EngineSampler, Sampler
 
+LOOK_SECONDS = 0.5
+"""Longest time without a look at signals."""
 AT_ONCE = 32
-"""Trajectories at the same time."""
-
-
-class Sampler(Protocol):
-    """Samples replies to prompts of ids; several at the same time."""
-
-    context_length: int
-    """Maximum tokens of a prompt and its reply."""
-
-    def submit(self, ids: Sequence[int], sampling: Sampling) -> int:
-        """Ask for a reply; returns its number."""
-
-    def done(self, *, idle: bool) -> list[tuple[int, Generated]]:
-        """Replies that are finished; `idle`: nothing else goes on, so wait for one."""
-
-
-@final
-class EngineSampler:
-    """Our own engine."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self.context_length = engine, engine.context_length
-        self._events: dict[int, list[Event]] = {}
-
-    def submit(self, ids: Sequence[int], sampling: Sampling) -> int:
-        """See `Sampler`."""
-        number = self._engine.submit(ids, sampling)
-        self._events[number] = []
-        return number
-
-    def done(self, *, idle: bool) -> list[tuple[int, Generated]]:
-        """See `Sampler`: one step of the engine."""
-        finished = []
-        if self._events:
-            for event in self._engine.step():
-                if event.error is not None:
-                    raise event.error
-                self._events[event.sequence].append(event)
-                if event.finish_reason is not None:
-                    finished.append((event.sequence, collect(self._events.pop(event.sequence))))
-        return finished
+"""Trajectories at the same time, by default."""
 
 
 @final
@@ -92,6 +59,19 @@ class _Episode:
     turn: int = 0
     rewards: list[float | None] = field(default_factory=list)
     """Of its turns."""
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Errors in the block say which trajectory and turn they are of."""
+        where = f"prompt {self.prompt}, sample {self.sample}, turn {self.turn}"
+        try:
+            yield
+        except (ConfigError, RecordError) as error:
+            raise type(error)(f"{where}: {error}") from error
+        except Exception as error:
+            # One of the user's own stays what it is.
+            error.add_note(f"in the trajectory of {where}")
+            raise
 
 
 @final
@@ -113,9 +93,11 @@ class EpisodeSettings:
     """How prompts go on after a reply; see `Trajectory`."""
     version: int | None = None
     """Version of the policy that samples, stored with each token; None: not stored."""
+    at_once: int = AT_ONCE
+    """Trajectories at the same time, at most."""
 
     def __post_init__(self) -> None:
-        for name in ("samples", "max_turns"):
+        for name in ("samples", "max_turns", "at_once"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.history not in HISTORIES:
@@ -135,7 +117,7 @@ def write_episodes(
     settings: EpisodeSettings,
     sampling: Sampling,
     progress: bool = True,
-    sampler: Sampler | None = None,
+    engine: RemoteEngine | None = None,
 ) -> Rollouts:
     """Make trajectories, and write a dataset.
 
@@ -148,15 +130,17 @@ def write_episodes(
         settings: How they are made.
         sampling: How tokens are chosen.
         progress: Show a bar.
-        sampler: What samples; None: the opened model.
+        engine: A server that samples; None: the opened model.
 
     Raises:
-        ConfigError: The model has no template, a setting is out of range, or the environment gives
-            something else than messages or rewards.
+        ConfigError: The model has no template, a setting is out of range, the environment gives
+            something else than messages or rewards, or the server does not give what is needed.
         RecordError: A record has no prompt.
         StateError: `OUTPUT.jsonl` is of other prompts or settings.
     """
     world = Environment(environment)
+    if engine is not None:
+        engine.check(sampling)
     if opened.template is None:
         raise ConfigError(
             f"{opened.run.path}: has no chat template, which conversations need; give a model that "
@@ -169,96 +153,30 @@ def write_episodes(
         raise RecordError("there are no prompts")
     asked = [_messages_of(record, number) for number, record in enumerate(records)]
     base = replace(sampling, logprobs=0, tempered_logprobs=True)
-    journal = Journal(
-        folder.with_name(folder.name + ".jsonl"), _digest(records, settings, base, opened)
-    )
     count = len(records) * settings.samples
-    at_once = min(AT_ONCE, count)
-    with Progress("trajectories", total=count, unit="", enabled=progress) as bar, journal:
-        bar.advance(len(journal.finished))
-        missing = [
-            (prompt, sample)
-            for prompt in range(len(records))
-            for sample in range(settings.samples)
-            if (prompt, sample) not in journal.finished
-        ]
-        if missing:
-            work = _Work(
-                opened,
-                sampler or EngineSampler(writer_of(opened, at_once).engine),
-                world,
-                settings,
-                base,
-            )
+    sampler = _sampler(opened, engine, min(settings.at_once, count))
+    try:
+        journal = Journal(
+            folder.with_name(folder.name + ".jsonl"),
+            _digest(records, settings, base, opened, engine, sampler),
+        )
+        with Progress("trajectories", total=count, unit="", enabled=progress) as bar, journal:
+            bar.advance(len(journal.finished))
+            work = _Work(opened, sampler, world, settings, base)
             begin = (
                 work.episode(prompt, sample, records[prompt], asked[prompt])
-                for prompt, sample in missing
+                for prompt in range(len(records))
+                for sample in range(settings.samples)
+                if (prompt, sample) not in journal.finished
             )
-            for episode, reward in work.run(begin, at_once):
-                journal.add(episode, _record_of(episode, reward, base, settings))
+            for episode, reward in work.run(begin):
+                with episode.named():
+                    record = _record_of(episode, reward, base, settings)
+                    journal.add(episode.prompt, episode.sample, record)
                 bar.advance(1)
+    finally:
+        sampler.close()
     return _written(opened, journal, folder, base, records)
-
-
-@final
-class Journal:
-    """The trajectories that are over, a line each; the first line says of what.
-
-    Args:
-        path: The file.
-        digest: Of prompts and settings.
-
-    Raises:
-        StateError: The file is of others.
-    """
-
-    def __init__(self, path: Path, digest: str) -> None:
-        self.path, self._digest = path, digest
-        self.finished: dict[tuple[int, int], JsonObject] = {}
-        self._file: Any = None
-        self._read()
-
-    def _read(self) -> None:
-        if not self.path.is_file():
-            return
-        kept = 0
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file):
-                # A line that was cut by a kill is written again.
-                if not line.endswith(b"\n"):
-                    break
-                found = json.loads(line)
-                if number == 0 and found.get("digest") != self._digest:
-                    raise StateError(
-                        f"{self.path}: is of other prompts, settings or another model; remove it, "
-                        "or choose another output"
-                    )
-                if number:
-                    self.finished[found["prompt"], found["sample"]] = found
-                kept += len(line)
-        with self.path.open("r+b") as file:
-            file.truncate(kept)
-
-    def __enter__(self) -> "Journal":
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        begins = not self.path.is_file() or not self.path.stat().st_size
-        self._file = self.path.open("a", encoding="utf-8")
-        if begins:
-            self._write({"digest": self._digest})
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def add(self, episode: _Episode, record: JsonObject) -> None:
-        """Write one that is over."""
-        numbered = {"prompt": episode.prompt, "sample": episode.sample, **record}
-        self._write(numbered)
-        self.finished[episode.prompt, episode.sample] = numbered
-
-    def _write(self, value: JsonMapping) -> None:
-        self._file.write(json.dumps(value, ensure_ascii=False) + "\n")
-        self._file.flush()
 
 
 @final
@@ -277,6 +195,9 @@ class _Work:
         self._settings, self._base = settings, base
         self._sampled: dict[int, _Episode] = {}
         self._answered: dict[Future[Answered], _Episode] = {}
+        self._threads = DaemonThreads(settings.at_once, "penstock-environment")
+        self._waiting = True
+        """Whether there may be trajectories that have not begun."""
 
     def episode(
         self, prompt: int, sample: int, record: JsonMapping, messages: list[JsonObject]
@@ -293,54 +214,122 @@ class _Work:
         )
         return _Episode(prompt, sample, trajectory, record, messages)
 
-    def run(self, begin: Iterator[_Episode], at_once: int) -> Iterator[tuple[_Episode, float]]:
+    def run(self, begin: Iterator[_Episode]) -> Iterator[tuple[_Episode, float]]:
         """All trajectories to their ends, with their rewards, as they come."""
-        with ThreadPoolExecutor(at_once, thread_name_prefix="penstock-environment") as pool:
-            waiting = True
-            while waiting or self._sampled or self._answered:
-                while waiting and len(self._sampled) + len(self._answered) < at_once:
-                    one = next(begin, None)
-                    waiting = one is not None
-                    if one is not None:
-                        self._ask(one)
-                for number, written in self._sampler.done(idle=not self._answered):
-                    self._take(self._sampled.pop(number), written, pool)
-                if self._answered:
-                    # Without anything to sample, there is time for the environments.
-                    patience = None if not self._sampled else 0
-                    for future in wait(self._answered, patience, FIRST_COMPLETED).done:
-                        episode = self._answered.pop(future)
-                        answered = future.result()
-                        episode.rewards.append(answered.reward if answered.messages else None)
-                        if answered.messages:
-                            episode.new = list(answered.messages)
-                            self._ask(episode)
-                        else:
-                            assert answered.reward is not None
-                            yield episode, answered.reward
+        self._waiting = True
+        try:
+            while self._waiting or self._sampled or self._answered:
+                self._start(begin)
+                self._take()
+                self._wait()
+                yield from self._go_on()
+        except (Exception, KeyboardInterrupt):
+            yield from self._over()
+            raise
+        finally:
+            self._threads.close()
+
+    def _start(self, begin: Iterator[_Episode]) -> None:
+        while self._waiting and len(self._sampled) + len(self._answered) < self._settings.at_once:
+            one = next(begin, None)
+            self._waiting = one is not None
+            if one is not None:
+                self._ask(one)
 
     def _ask(self, episode: _Episode) -> None:
-        ids = episode.trajectory.prompt(episode.new)
-        key = key_for(self._base.seed, "episode", episode.prompt, episode.sample, episode.turn)
-        number = self._sampler.submit(ids, replace(self._base, seed=key >> 1))
+        with episode.named():
+            ids = episode.trajectory.prompt(episode.new)
+            key = key_for(self._base.seed, "episode", episode.prompt, episode.sample, episode.turn)
+            number = self._sampler.submit(ids, replace(self._base, seed=key >> 1))
         self._sampled[number] = episode
 
-    def _take(self, episode: _Episode, written: Generated, pool: ThreadPoolExecutor) -> None:
+    def _take(self) -> None:
+        """Give finished replies to the environment, and raise what kept one from being one."""
+        failed: tuple[_Episode, BaseException] | None = None
+        for number, found in self._sampler.done():
+            episode = self._sampled.pop(number)
+            if isinstance(found, BaseException):
+                failed = failed or (episode, found)
+            else:
+                with episode.named():
+                    self._answer(episode, found)
+        if failed is not None:
+            with failed[0].named():
+                raise failed[1]
+
+    def _answer(self, episode: _Episode, written: Generated) -> None:
         trajectory = episode.trajectory
         logs = [step.token for step in written.logprobs]
         trajectory.reply(written.tokens, logs, finish_reason=written.finish_reason)
-        episode.turn += 1
         # A reply needs a token at least, and messages some.
         full = len(trajectory.ids) + 1 >= self._sampler.context_length
-        future = pool.submit(
+        future = self._threads.submit(
             self._environment.answer,
             trajectory.messages,
             record=episode.record,
             state=episode.state,
             finish_reason=written.finish_reason,
-            last=full or episode.turn >= self._settings.max_turns,
+            last=full or episode.turn + 1 >= self._settings.max_turns,
         )
         self._answered[future] = episode
+
+    def _wait(self) -> None:
+        """Until something has happened elsewhere; not at all while our engine has work."""
+        elsewhere = self._sampler.pending()
+        if self._sampled and not elsewhere:
+            return
+        if futures := [*self._answered, *elsewhere]:
+            # Not for ever: a signal that comes just before Python waits is seen only behind it.
+            wait(futures, LOOK_SECONDS, FIRST_COMPLETED)
+
+    def _go_on(self) -> Iterator[tuple[_Episode, float]]:
+        """Ask for the next replies of trajectories that the environment has answered; yields those
+        that are over.
+        """
+        for future in [one for one in self._answered if one.done()]:
+            episode = self._answered.pop(future)
+            with episode.named():
+                answered = _result(future)
+            episode.turn += 1
+            episode.rewards.append(answered.reward if answered.messages else None)
+            if answered.messages:
+                episode.new = list(answered.messages)
+                self._ask(episode)
+            else:
+                assert answered.reward is not None
+                yield episode, answered.reward
+
+    def _over(self) -> Iterator[tuple[_Episode, float]]:
+        """After an error, what is over already."""
+        for future, episode in self._answered.items():
+            if future.done() and future.exception() is None:
+                answered = future.result()
+                if not answered.messages and answered.reward is not None:
+                    episode.rewards.append(None)
+                    yield episode, answered.reward
+
+
+def _result(future: Future[Answered]) -> Answered:
+    try:
+        return future.result()
+    except SystemExit as error:
+        # It would end this process without a word.
+        raise ConfigError(
+            f"environment: asked to end the process (SystemExit {error.code!r}); let it raise an "
+            "error, or give a reward"
+        ) from error
+
+
+def _sampler(opened: Opened, engine: RemoteEngine | None, at_once: int) -> Sampler:
+    if engine is None:
+        return EngineSampler(writer_of(opened, at_once).engine)
+    return RemoteSampler(
+        engine,
+        opened.tokenizer,
+        stop_ids=opened.run.stop_ids,
+        context_length=opened.context_length,
+        at_once=at_once,
+    )
 
 
 def _messages_of(record: JsonMapping, number: int) -> list[JsonObject]:
@@ -372,18 +361,27 @@ def _record_of(
 
 
 def _digest(
-    records: Sequence[JsonMapping], settings: EpisodeSettings, base: Sampling, opened: Opened
+    records: Sequence[JsonMapping],
+    settings: EpisodeSettings,
+    base: Sampling,
+    opened: Opened,
+    engine: RemoteEngine | None,
+    sampler: Sampler,
 ) -> str:
-    """Of what determines the trajectories, but for the environment's code."""
+    """Of what determines the trajectories, but for the environment's code and the server's
+    address.
+    """
     assert opened.template is not None
     described = [
         list(map(dict, records)),
-        [getattr(settings, name) for name in EpisodeSettings.__slots__],
+        [getattr(settings, name) for name in EpisodeSettings.__slots__ if name != "at_once"],
         repr(base),
         opened.template.fingerprint,
         opened.tokenizer.fingerprint,
         [str(opened.run.path), opened.run.step],
     ]
+    if engine is not None and isinstance(sampler, RemoteSampler):
+        described.append([sampler.model, engine.engine_logprobs])
     text = json.dumps(described, sort_keys=True, default=repr)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -405,6 +403,7 @@ def _written(
         tokenizer=opened.tokenizer,
         chat=ChatInfo.load(opened.run.path),
         sampling=json.loads(json.dumps(base.filters())),
+        share=opened.reads_trees,
     )
     rewards = [[one.reward or 0.0 for one in group] for group in in_groups(found)]
     every = [one for group in rewards for one in group]

@@ -15,6 +15,7 @@ from penstock.models.exporting import check_output
 from penstock.models.four_bits import has_four_bits
 from penstock.models.lora.export import base_name
 from penstock.models.saving import load_model
+from penstock.models.stored_dtype import StoredDtype, stored_dtype
 from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.runs.opening import context_of, template_of
 
@@ -37,6 +38,8 @@ class Exported:
     """Whether the folder has a chat template."""
     notices: list[str]
     """Messages on what was left out, or cannot be read by other software."""
+    dtype: str | None = None
+    """Dtype that the weights were rounded to; None: they are as trained."""
     base: str | None = None
     """Of an adapter: hub name or folder of the model that it belongs to; None: the whole model is
     exported.
@@ -48,23 +51,31 @@ def export_run(
     output: Path,
     context_length: int | None = None,
     *,
+    dtype: StoredDtype | None = None,
     overwrite: bool = False,
     adapter: bool = False,
 ) -> Exported:
     """Write a run's model with its tokenizer, chat template, stop ids and context length; LoRA is
-    merged.
+    merged, before weights are rounded to `dtype`.
 
     With `adapter`, write its LoRA alone, in peft's format.
 
     Raises:
         OutputError: The folder holds an earlier export and `overwrite` is false, or other files, or
             cannot be written.
-        ConfigError: The model cannot be written in the Hugging Face layout.
+        ConfigError: The model cannot be written in the Hugging Face layout, or not in `dtype`.
     """
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
     check_output(output, overwrite)
+    if run.facts.diffusion is not None:
+        raise ConfigError(
+            f"{run.path}: was trained by diffusion, with attention in both directions, and the "
+            "layouts "
+            "of transformers that can be written are read causally; use the run as it is"
+        )
     tokenizer = load_tokenizer(run.tokenizer)
     length = context_length or context_of(run)
+    stored_dtype(dtype)  # refused before the model is read
     trained = load_model(run.model, module=getattr(run, "module", None))
     template = None if run.template is None else template_of(run, tokenizer)
     if adapter and trained.lora is None:
@@ -90,6 +101,7 @@ def export_run(
                 template=template,
                 context_length=length,
                 facts=run.facts,
+                dtype=dtype,
                 overwrite=overwrite,
             )
             notices = _adapter_notices(output, base)
@@ -104,6 +116,7 @@ def export_run(
                 stop_ids=run.stop_ids,
                 context_length=length,
                 facts=run.facts,
+                dtype=dtype,
                 overwrite=overwrite,
             )
             parameters = sum(weight.numel() for weight in trained.parameters())
@@ -119,6 +132,7 @@ def export_run(
         stop_ids=list(run.stop_ids),
         chat_template=run.template is not None,
         notices=[*notices, *packed],
+        dtype=dtype,
         base=base,
     )
 

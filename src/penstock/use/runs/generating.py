@@ -1,7 +1,7 @@
 """Generates with a run's model: texts, replies of a chat, answers for a policy."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -9,14 +9,17 @@ from penstock.chat import Template, load_template
 from penstock.core.errors import ConfigError
 from penstock.learn.generation.session import ChatSession, first_id, fit_chat, room_for
 from penstock.learn.generation.settings import Sampling, sampling_defaults
+from penstock.learn.generation.unmask_settings import Unmasking
 from penstock.learn.training.run_folder import RunFolder
 from penstock.use.runs.episodes import EpisodeSettings, write_episodes
 from penstock.use.runs.keywords import GenerateKeywords, OpeningKeywords
-from penstock.use.runs.opening import Opened, writer_of
+from penstock.use.runs.opening import Opened, open_without_weights, writer_of
+from penstock.use.runs.remote_sampler import RemoteEngine
 from penstock.use.runs.rollouts import read_records, write_rollouts
 from penstock.use.runs.run_document import check_names
 
 if TYPE_CHECKING:
+    from penstock.learn.generation.unmasking import Unmasker
     from penstock.use.runs.opening import Writer
     from penstock.use.runs.rollouts import Rollouts
 
@@ -52,7 +55,7 @@ def ask(prompts: Sequence[str], num: int, sampling: Sampling) -> Asked:
     ]
 
 
-def prompt_ids(writer: "Writer", asked: Asked) -> list[list[int]]:
+def prompt_ids(writer: "Writer | Opened", asked: Asked) -> list[list[int]]:
     """The tokens of each prompt, after BOS if the model was trained with it; an empty one needs
     some token.
     """
@@ -69,13 +72,25 @@ def sample_texts(
     settings: dict[str, Any],
 ) -> list[SampledText]:
     """Texts of each prompt; see `Run.sample`."""
+    given = _take_unmasking(settings)
     opening = _checked(call, settings, "samples")
     if not prompts:
         return []
     opened = open_model(opening)
     asked = ask(prompts, samples, _sampling(settings, own_sampling(opened.run)))
-    writer = writer_of(opened, min(len(asked), MOST_AT_ONCE))
-    written = writer.engine.generate_all(prompt_ids(writer, asked), [how for _, how in asked])
+    hows = [how for _, how in asked]
+    if (unmasker := _unmasker_of(opened, given)) is not None:
+        ids = prompt_ids(opened, asked)
+        written = [
+            one
+            for at in range(0, len(ids), MOST_AT_ONCE)
+            for one in unmasker.generate_all(
+                ids[at : at + MOST_AT_ONCE], hows[at : at + MOST_AT_ONCE], Unmasking(**given)
+            )
+        ]
+    else:
+        writer = writer_of(opened, min(len(asked), MOST_AT_ONCE))
+        written = writer.engine.generate_all(prompt_ids(writer, asked), hows)
     return [
         SampledText(
             prompt=prompt,
@@ -92,8 +107,12 @@ def stream_text(
     open_model: Callable[[OpeningKeywords], Opened], prompt: str, settings: dict[str, Any]
 ) -> Iterator[str]:
     """The text of a prompt, piece by piece; see `Run.stream`."""
+    given = _take_unmasking(settings)
     opened = open_model(_checked("Run.stream", settings))
     asked = ask([prompt], 1, _sampling(settings, own_sampling(opened.run)))
+    if (unmasker := _unmasker_of(opened, given)) is not None:
+        [ids] = prompt_ids(opened, asked)
+        return unmasker.blocks(ids, asked[0][1], Unmasking(**given))
     writer = writer_of(opened, 1)
     events = writer.engine.generate(prompt_ids(writer, asked), [how for _, how in asked])
     return (event.text for event in events)
@@ -161,25 +180,37 @@ def sample_rollouts(
 
 
 def sample_episodes(
+    run: RunFolder,
     open_model: Callable[[OpeningKeywords], Opened],
     prompts: str | Path | Sequence[str | Mapping[str, Any]],
     environment: Any,
     output: str | Path,
     episodes: EpisodeSettings,
+    engine: RemoteEngine | None,
     progress: bool,
     settings: dict[str, Any],
 ) -> "Rollouts":
     """Trajectories with an environment, as a dataset; see `Run.rollouts`."""
     opening = _checked("Run.rollouts", settings, "samples", "version", "progress", "environment")
     sampling = _sampling({"temperature": 1.0, **settings}, {})
+    if engine is None:
+        opened = open_model(opening)
+    elif given := {"device", "threads"} & {*opening}:
+        raise ConfigError(
+            f"Run.rollouts: {min(given)} is for a model that computes here; leave it out with an "
+            "engine"
+        )
+    else:
+        opened = open_without_weights(run, opening.get("context_length"))
     return write_episodes(
-        open_model(opening),
+        opened,
         _records(prompts),
         environment,
         output,
         settings=episodes,
         sampling=sampling,
         progress=progress,
+        engine=engine,
     )
 
 
@@ -198,12 +229,20 @@ def write_reply(
     settings: dict[str, Any],
 ) -> str:
     """The reply to a conversation; see `Run.chat`."""
+    given = _take_unmasking(settings)
     opened = open_model(_checked("Run.chat", settings))
     if opened.template is None:
         raise ConfigError(
             f"{opened.run.path}: it has no chat template; it was not trained on chats; use "
             "Run.generate"
         )
+    if (unmasker := _unmasker_of(opened, given)) is not None:
+        sampling = _sampling(settings, own_sampling(opened.run))
+        prompt = fit_chat(
+            messages, opened.template, opened.tokenizer, room=room_for(unmasker, sampling)
+        )
+        [reply] = unmasker.generate_all([prompt.ids], [sampling], Unmasking(**given))
+        return reply.text
     sampling = _sampling({"min_tokens": 1, **settings}, own_sampling(opened.run))
     writer = writer_of(opened, 1)
     engine, images = writer.engine, None if writer.images is None else writer.images.within("")
@@ -213,6 +252,33 @@ def write_reply(
     [written] = engine.generate_all([prompt.ids], [sampling], images=[prompt.images])
     text: str = written.text
     return text
+
+
+def _take_unmasking(settings: dict[str, Any]) -> dict[str, Any]:
+    """Remove the keywords of `Unmasking` from `settings`, and return those that are given."""
+    names = [one.name for one in fields(Unmasking) if one.name in settings]
+    found = {name: settings.pop(name) for name in names}
+    Unmasking(**found)
+    return found
+
+
+def _unmasker_of(opened: Opened, given: dict[str, Any]) -> "Unmasker | None":
+    """What writes with a model that was trained by diffusion; None: it writes token by token.
+
+    Raises:
+        ConfigError: It does, and settings of unmasking are given.
+    """
+    if opened.model.facts.diffusion is None and not given:
+        return None
+    # Others write without torch's import here.
+    from penstock.learn.generation.unmasking import Unmasker
+
+    return Unmasker(
+        opened.model,
+        opened.tokenizer,
+        context_length=opened.context_length,
+        stop_ids=opened.run.stop_ids,
+    )
 
 
 def own_sampling(run: RunFolder) -> dict[str, Any]:

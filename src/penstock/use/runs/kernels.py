@@ -37,7 +37,7 @@ _CHATS = (
     '"two fish"}]}\n{"messages": [{"role": "user", "content": "red fish"}, {"role": '
     '"assistant", "content": "blue fish"}]}\n'
 )
-_STEPS = 24
+_STEPS = 26
 
 
 def compile_kernels(*, progress: bool = True) -> None:
@@ -93,6 +93,7 @@ def _load(dtype: Any, datasets: Any) -> Iterator[None]:
         Causal(),
         Denoise.ul2r(modes=modes, sentinels=control[:96]),
         infill,
+        Infill(rate=1, tokens=control[:4], separator=7),
     ]
     for objective in objectives:
         sources = [

@@ -151,6 +151,14 @@ class GenerateKeywords(OpeningKeywords, total=False):
     json_schema: str | None
 
 
+class WriteKeywords(GenerateKeywords, total=False):
+    """How texts are generated; see `Sampling`, and `Unmasking` for diffusion."""
+
+    unmask_steps: int | None
+    unmask_block: int | None
+    remasking: Literal["low_confidence", "random"]
+
+
 class EvaluateKeywords(OpeningKeywords, total=False):
     """How tasks are run; see `TaskSettings`."""
 

@@ -3,7 +3,7 @@ generate with them.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -28,6 +28,7 @@ from penstock.models.lora.lora import settle_parts
 from penstock.models.own_code import is_own_code
 from penstock.models.saving import load_model as load_folder
 from penstock.models.settings import ModelSettings
+from penstock.models.tree_readers import reads_trees
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.runs.keywords import ModelKeywords
@@ -133,7 +134,7 @@ class Opened:
     run: RunFolder
     """The run that it comes from."""
     model: Any
-    """The model, in evaluation mode."""
+    """The model, in evaluation mode; None: it was opened without its weights."""
     tokenizer: Tokenizer
     template: Any
     """Chat template; None if there is none."""
@@ -142,6 +143,13 @@ class Opened:
     """The ids before a text."""
     row_length: int
     """Slots of a row for held-out data: as in training, unless the context was given."""
+
+    @property
+    def reads_trees(self) -> bool:
+        """Whether the model reads prefix trees, as far as is known."""
+        if self.model is None:
+            return reads_trees(self.run.model) is True
+        return self.model.requirements().trees is True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,21 +196,29 @@ def load_opened(
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    found = run if isinstance(run, RunFolder) else RunFolder.open(run)
-    length = context_length or context_of(found)
-    tokenizer = load_tokenizer(found.tokenizer)
-    model = load_folder(found.model, local_device(device), module=module)
+    opened = open_without_weights(run, context_length)
+    weights = load_folder(opened.run.model, local_device(device), module=module)
+    model = with_facts(weights, opened.run.facts)
     if model.lora is not None:
         # Otherwise each token would make the whole embedding again.
         settle_parts(model)
     # Some models of transformers have dropout.
     model.eval()
-    template = None if found.template is None else template_of(found, tokenizer)
+    return replace(opened, model=model)
+
+
+def open_without_weights(run: RunFolder | str | Path, context_length: int | None = None) -> Opened:
+    """All of a run, or of a folder in the Hugging Face layout, but its weights: for a model that
+    computes elsewhere; arguments and errors as of `load_opened`.
+    """
+    found = run if isinstance(run, RunFolder) else RunFolder.open(run)
+    length = context_length or context_of(found)
+    tokenizer = load_tokenizer(found.tokenizer)
     return Opened(
         run=found,
-        model=model,
+        model=None,
         tokenizer=tokenizer,
-        template=template,
+        template=None if found.template is None else template_of(found, tokenizer),
         context_length=length,
         begin_ids=found.facts.begin(tokenizer),
         row_length=context_length or found.trained_length or length,

@@ -122,7 +122,7 @@ def write_rollouts(
     engine = writer_of(opened, min(AT_ONCE, samples * len(prompts))).engine
     # A model that cannot read trees learns from its answers, too: they are stored one after the
     # other.
-    share = opened.model.requirements().trees is True
+    share = opened.reads_trees
     made: list[TreeDocument] = []
     tokens = stopped = spread = 0
     total = 0.0

@@ -5,7 +5,7 @@ resume.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, final, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, final, overload
 
 from penstock.chat.trajectories.trajectory import History
 from penstock.core.errors import ConfigError
@@ -23,7 +23,7 @@ from penstock.learn.training.path_settings import REFERENCE_COLUMN
 from penstock.learn.training.run_folder import RunFolder
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.mixture import Mixture, Source
-from penstock.use.runs.episodes import EpisodeSettings
+from penstock.use.runs.episodes import AT_ONCE, EpisodeSettings
 from penstock.use.runs.evaluating import evaluate_run
 from penstock.use.runs.exporting import export_run
 from penstock.use.runs.generating import (
@@ -41,9 +41,11 @@ from penstock.use.runs.keywords import (
     OpeningKeywords,
     ServeKeywords,
     TrainKeywords,
+    WriteKeywords,
 )
 from penstock.use.runs.opening import Opened, load_opened
 from penstock.use.runs.reference import cache_reference
+from penstock.use.runs.remote_sampler import LogProbabilityKind, RemoteEngine
 from penstock.use.runs.serving import serve
 from penstock.use.runs.starting import resume
 
@@ -120,20 +122,20 @@ class Run(RunFolder):
         return self._opened[key]
 
     @overload
-    def generate(self, prompt: str = "", **settings: Unpack[GenerateKeywords]) -> str: ...
+    def generate(self, prompt: str = "", **settings: Unpack[WriteKeywords]) -> str: ...
     @overload
     def generate(
-        self, prompt: list[str] | tuple[str, ...], **settings: Unpack[GenerateKeywords]
+        self, prompt: list[str] | tuple[str, ...], **settings: Unpack[WriteKeywords]
     ) -> list[str]: ...
     def generate(
-        self, prompt: str | list[str] | tuple[str, ...] = "", **settings: Unpack[GenerateKeywords]
+        self, prompt: str | list[str] | tuple[str, ...] = "", **settings: Unpack[WriteKeywords]
     ) -> str | list[str]:
         """Generate texts; prompts are not included in them.
 
         Args:
             prompt: One prompt, or several, which are generated together.
-            settings: See `Sampling` (temperature 0.8 by default), and context_length, device,
-                threads.
+            settings: See `Sampling` (temperature 0.8 by default), `Unmasking` for diffusion, and
+                context_length, device, threads.
 
         Returns:
             The text; for several prompts a list.
@@ -145,7 +147,7 @@ class Run(RunFolder):
         written = sample_texts("Run.generate", self._open_model, prompts, 1, dict(settings))
         return written[0].text if isinstance(prompt, str) else [one.text for one in written]
 
-    def stream(self, prompt: str = "", **settings: Unpack[GenerateKeywords]) -> Iterator[str]:
+    def stream(self, prompt: str = "", **settings: Unpack[WriteKeywords]) -> Iterator[str]:
         """Generate a text piece by piece, as its words become certain.
 
         Args:
@@ -162,7 +164,7 @@ class Run(RunFolder):
         prompts: str | Sequence[str],
         *,
         samples: int = 1,
-        **settings: Unpack[GenerateKeywords],
+        **settings: Unpack[WriteKeywords],
     ) -> list[SampledText]:
         """Generate texts, each with its tokens, its seed and why it ended.
 
@@ -208,9 +210,7 @@ class Run(RunFolder):
         """
         return open_session(self._open_model, system, template, dict(settings))
 
-    def chat(
-        self, messages: str | Sequence[JsonMapping], **settings: Unpack[GenerateKeywords]
-    ) -> str:
+    def chat(self, messages: str | Sequence[JsonMapping], **settings: Unpack[WriteKeywords]) -> str:
         """The assistant's reply to a message, or to a conversation.
 
         Args:
@@ -240,6 +240,11 @@ class Run(RunFolder):
         tools: Sequence[JsonMapping] | None = None,
         max_turns: int = 16,
         history: History = "sampled",
+        at_once: int = AT_ONCE,
+        engine: str | None = None,
+        engine_model: str | None = None,
+        engine_logprobs: LogProbabilityKind = "raw",
+        engine_seconds: float = 600.0,
         progress: bool = True,
         **settings: Unpack[GenerateKeywords],
     ) -> "Rollouts":
@@ -253,17 +258,21 @@ class Run(RunFolder):
             reward: Function of (record, answer) that gives a number, or its name. With a parameter
                 `finish_reason` it is told why the answer ended: stop or length.
             output: A new folder for the dataset.
-            environment: In place of a reward: function of (messages, reply) that gives the messages
-                that come next, or a number where it is over, or its name; see
-                `penstock.use.runs.environments`. Trajectories that are over are kept in
-                `OUTPUT.jsonl`, so a call that was stopped goes on.
+            environment: In place of a reward: function of (messages, reply) that gives the next
+                messages, or a number where it is over, or its name (`use.runs.environments`).
+                Trajectories that are over are kept in `OUTPUT.jsonl`; a stopped call goes on.
             samples: Answers to each prompt.
             version: Version of the policy that samples, stored with each token as the column
                 `policy_version`, which `policy.max_staleness` reads; None: not stored.
             tools: With an environment: JSON schemas of functions that the template shows.
             max_turns: With an environment: replies of a trajectory, at most.
-            history: With an environment: how prompts go on after a reply, as for
-                `ps.chat.Trajectory`: sampled, template or tool_cycle.
+            history: With an environment: how prompts go on, as for `ps.chat.Trajectory`.
+            at_once: With an environment: trajectories at the same time, at most.
+            engine: With an environment: URL of a server that samples, without this run's weights;
+                see `RemoteEngine`.
+            engine_model: Name of the model there; None: the only one.
+            engine_logprobs: Its log-probabilities: raw, or processed.
+            engine_seconds: Maximum time for a reply, and for trying again while it is away.
             progress: Show progress.
             settings: As for `generate`; temperature is 1 by default. A policy refuses answers that
                 were filtered (top_k, top_p, …) unless it is told to accept them.
@@ -281,16 +290,22 @@ class Run(RunFolder):
                 "Run.rollouts: give a reward, for answers of one turn, or an environment, for "
                 "several turns"
             )
+        server = RemoteEngine.of(engine, engine_model, engine_logprobs, engine_seconds)
         if environment is not None:
             how = EpisodeSettings(
-                samples=samples, version=version, tools=tools, max_turns=max_turns, history=history
+                samples=samples,
+                max_turns=max_turns,
+                tools=tools,
+                history=history,
+                version=version,
+                at_once=at_once,
             )
-            return sample_episodes(
-                self._open_model, prompts, environment, output, how, progress, dict(settings)
-            )
-        if tools is not None or max_turns != 16 or history != "sampled":
+            given = (prompts, environment, output, how, server, progress, dict(settings))
+            return sample_episodes(self, self._open_model, *given)
+        if server or (tools, max_turns, history, at_once) != (None, 16, "sampled", AT_ONCE):
             raise ConfigError(
-                "Run.rollouts: tools, max_turns and history need an environment; leave them out"
+                "Run.rollouts: tools, max_turns, history, at_once and engine need an environment; "
+                "leave them out"
             )
         return sample_rollouts(
             self._open_model, prompts, reward, output, samples, version, progress, dict(settings)
@@ -380,6 +395,7 @@ class Run(RunFolder):
         output: str | Path,
         *,
         context_length: int | None = None,
+        dtype: Literal["float32", "bfloat16", "float16"] | None = None,
         overwrite: bool = False,
         adapter: bool = False,
     ) -> "Exported":
@@ -389,6 +405,8 @@ class Run(RunFolder):
             output: A folder, new or empty.
             context_length: Maximum number of tokens; None: that of the base, or, of a model without
                 one, the training length.
+            dtype: Dtype of the written weights, such as bfloat16 for half the size of float32;
+                None: as trained.
             overwrite: Replace an earlier export in the folder; other files there are kept.
             adapter: Write the LoRA alone, as peft and vLLM read it; its base too, unless the run
                 began with hf:NAME.
@@ -396,9 +414,17 @@ class Run(RunFolder):
         Raises:
             OutputError: The folder holds an earlier export and `overwrite` is false, or other
                 files, or cannot be written.
-            ConfigError: The model is a module of your own, or `adapter` is set and it has no LoRA.
+            ConfigError: The model is a module of your own, or `adapter` is set and it has no LoRA,
+                or a weight is too large for `dtype`.
         """
-        return export_run(self, Path(output), context_length, overwrite=overwrite, adapter=adapter)
+        return export_run(
+            self,
+            Path(output),
+            context_length,
+            dtype=dtype,
+            overwrite=overwrite,
+            adapter=adapter,
+        )
 
     def plot(
         self,

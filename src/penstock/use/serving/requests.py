@@ -1,10 +1,10 @@
 """The fields of requests for completions and chats.
 
-Fields have OpenAI's names, types and ranges; `top_k`, `min_p` and `min_tokens` are added. Three
-rules hold. A field that neither OpenAI nor we know is refused by name. A field of OpenAI that would
-change the answer, but is not supported, is accepted only with a value that has no effect. A field
-that never changes the answer (`user`, `metadata`, …) is accepted and ignored. null means that a
-field is left out. Types are strict: "0.5" is not a number.
+Fields have OpenAI's names, types and ranges; some of vLLM's are added, such as `top_k`, `min_p` and
+`return_token_ids`. Three rules hold. A field that neither OpenAI nor we know is refused by name. A
+field of OpenAI that would change the answer, but is not supported, is accepted only with a value
+that has no effect. A field that never changes the answer (`user`, `metadata`, …) is accepted and
+ignored. null means that a field is left out. Types are strict: "0.5" is not a number.
 """
 
 import json
@@ -174,6 +174,8 @@ class _Request(Strict):
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     return_token_ids: bool = False
     """Also give the ids of prompts and replies, as vLLM does."""
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
+    """Of vLLM, too: only those that end replies of the model anyway."""
     n: Annotated[int, Field(ge=1)] = 1
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None

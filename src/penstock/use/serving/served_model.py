@@ -104,7 +104,7 @@ class ServedModel:
                 "prompt" if longest >= self.context_length else "max_tokens",
                 "context_length_exceeded",
             )
-        self._check_biases(request)
+        self._check_ids(request)
         sampling = self._sampling(
             request, max(1, min(most, self.context_length - longest)), request.logprobs
         )
@@ -126,7 +126,14 @@ class ServedModel:
         }
         return replace(request.sampling(*given), **own)
 
-    def _check_biases(self, request: CompletionRequest | ChatRequest) -> None:
+    def _check_ids(self, request: CompletionRequest | ChatRequest) -> None:
+        stops = self.engine.stop_ids if isinstance(self.engine, Engine) else frozenset()
+        if other := [one for one in request.stop_token_ids if one not in stops]:
+            raise bad_request(
+                f"stop_token_ids has {other[0]}, which ends no reply of {self.name}; leave it out",
+                "stop_token_ids",
+                "unsupported_value",
+            )
         if (largest := max(request.logit_bias, default=0)) >= self.tokenizer.vocab_size:
             raise bad_request(
                 f"logit_bias has id {largest}, but ids must be below {self.tokenizer.vocab_size}",
@@ -159,7 +166,7 @@ class ServedModel:
         _check_numbers(1, request.n, request.most or 1, field_name, settings)
         quarter = max(1, self.context_length // 4)
         room = self.context_length - min(request.most or quarter, quarter)
-        self._check_biases(request)
+        self._check_ids(request)
         self._check_format(request)
         prompt = self._prompt(request, room, settings)
         left = self.context_length - len(prompt.ids)
