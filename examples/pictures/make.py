@@ -109,6 +109,22 @@ def tree(camera: shots.Camera) -> None:
     camera.save(PICTURES / "tree.png")
 
 
+def trajectories(camera: shots.Camera) -> None:
+    """Two answers with a call, a rewritten history and a masked reply, as a model learns them."""
+    import penstock as ps
+    from penstock.use.runs.opening import load_opened, writer_of
+
+    writer = writer_of(load_opened(WORK / next(iter(water.RATES))), 2)
+    shutil.rmtree(WORK / "trajectories", ignore_errors=True)
+    done = water.trajectories(writer.engine, writer.tokenizer)
+    ps.write_trajectories(WORK / "trajectories", done, tokenizer=writer.tokenizer)
+    page = _page("trajectories", WORK / "trajectories")
+    river = "each => each.textContent.includes('Aare') && each.dataset.kind === 'sampled'"
+    told = f"showCard([...document.querySelectorAll('.t')].find({river}), false); 0"
+    camera.look(page, 1100, 1000, told)
+    camera.save(PICTURES / "trajectories.png")
+
+
 def image(camera: shots.Camera) -> None:
     """A conversation with an image at its slots."""
     page = _page("image", WORK / "pictures", sequence_length=256)
@@ -138,6 +154,7 @@ MADE: tuple[Callable[[shots.Camera], None], ...] = (
     chat,
     curves,
     tree,
+    trajectories,
     image,
     audit,
     terminal,

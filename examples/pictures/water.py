@@ -45,6 +45,15 @@ LOOK_UP = {
 }
 RIVERS = {"Aare": 431, "Inn": 388, "Rhône": 274, "Salzach": 512}
 CHATML_WITH_TOOLS = Path(__file__).parents[1] / "chat.jinja"
+LAST_USER = (
+    "{%- set ns = namespace(last=-1) -%}{%- for m in messages -%}{%- if m.role == 'user' -%}"
+    "{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}"
+)
+THOUGHTS = (
+    "{% if message.reasoning_content and loop.index0 > ns.last %}<think>\n"
+    "{{ message.reasoning_content }}\n</think>\n\n{% endif %}{{ message.content or '' }}"
+)
+"""Thoughts stay until the next message of a user."""
 RATES = {"rate-3e-3": 3e-3, "rate-1e-3": 1e-3, "rate-3e-4": 3e-4}
 STEPS = 160
 
@@ -96,6 +105,34 @@ def rankings() -> Iterator[dict[str, Any]]:
             "responses": [good, *worse],
             "scores": [4, 1, 3, 2],
         }
+
+
+def trajectories(engine: Any, tokenizer: Any) -> Iterator[ps.chat.FinishedTrajectory]:
+    """Two answers to one question: one looks the level up and is asked once more, before which its
+    template drops the thought; the other was cut by a limit, and is masked. The words are given,
+    their log-probabilities are those of a model.
+    """
+    source = CHATML_WITH_TOOLS.read_text(encoding="utf-8").replace(
+        '{{ message.content or "" }}', THOUGHTS
+    )
+    template = ps.chat.Template(source=LAST_USER + source, name="thoughts")
+    looks = '<think>\nI look it up.\n</think>\n\n<call>level {"river": "Aare"}</call><|im_end|>'
+    asked = ("user", "How high is the Aare?")
+    said = [
+        (asked, looks),
+        (("tool", "431 cm"), "The Aare stands at 431 centimetres.<|im_end|>"),
+        (("user", "And what is a weir?"), f"{THINGS['weir']}<|im_end|>"),
+    ]
+    for steps, mask, cut in ((said, 1.0, False), ([(asked, "The Aare stands at 388")], 0.0, True)):
+        trajectory = ps.chat.Trajectory(tokenizer, template, tools=[LOOK_UP], history="template")
+        for (role, content), reply in steps:
+            prompt = trajectory.prompt([{"role": role, "content": content}])
+            ids = tokenizer.encode(reply, allow_control=True).tolist()
+            logs = [one.token for one in engine.score([*prompt, *ids], 1)][len(prompt) - 1 :]
+            trajectory.reply(
+                ids, logs, finish_reason="length" if cut else "stop", weights=[mask] * len(ids)
+            )
+        yield trajectory.finish(reward=mask, advantage=mask - 0.5, group="aare")
 
 
 def write(path: Path, records: Iterable[dict[str, Any]]) -> Path:

@@ -31,7 +31,7 @@ from penstock.use.inspection import (
 from penstock.use.inspection.page import payload
 from penstock.use.inspection.page_model import PageData
 from penstock.use.inspection.rows import in_order
-from penstock.use.inspection.terminal_tokens import COLOURS
+from penstock.use.inspection.terminal_style import COLOURS
 from penstock.use.inspection.text import part_texts
 
 SENTINELS = tuple(range(700, 900))

@@ -17,7 +17,8 @@ from penstock.plan.inputs import EVERYTHING
 from penstock.use.inspection import Style, document_view, view_document
 from penstock.use.inspection.page import page_html, payload
 from penstock.use.inspection.page_model import PageData, from_dataset
-from penstock.use.inspection.terminal_tokens import conversation_view, tree_view
+from penstock.use.inspection.terminal_style import tree_view
+from penstock.use.inspection.terminal_tokens import conversation_view
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from penstock.chat.trajectories.paths import (
 from penstock.chat.trajectories.prompt_images import TrajectoryImages
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.media.loading import LoadedImage
-from penstock.tokenizers import Tokenizer
 
 
 @final
@@ -71,12 +70,11 @@ class GivenSteps:
     So sub-agents, whose steps lie between those of others, each keep their own path.
 
     Args:
-        tokenizer: Of the ids.
         pictures: Finds images in them; None: there are none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, pictures: TrajectoryImages | None = None) -> None:
-        self._tokenizer, self._pictures = tokenizer, pictures
+    def __init__(self, pictures: TrajectoryImages | None = None) -> None:
+        self._pictures = pictures
         self._open: list[OpenPath] = []
         self._images: list[LoadedImage] = []
         self._replies = 0
@@ -128,7 +126,7 @@ class GivenSteps:
         slots = [self._pictures.slots(images) for images in candidates]
         fits = slots.index(found) if (found := self._pictures.slots_in(prompt)) in slots else -1
         try:
-            return self._pictures.in_ids(self._tokenizer, prompt, candidates[fits])
+            return self._pictures.in_ids(prompt, candidates[fits])
         except ConversationError as error:
             raise ConversationError(f"step {self._replies}: its prompt {error}") from error
 

@@ -63,12 +63,19 @@ class TrajectoryImages:
     Args:
         processor: The model's.
         settings: Which images are accepted; `image_folder` is where relative paths begin.
-        template: Name of the template.
+        tokenizer: Of the ids.
+        template: Name of the template; empty: nothing is rendered.
     """
 
-    def __init__(self, processor: Processor, settings: ImageSettings, template: str) -> None:
+    def __init__(
+        self,
+        processor: Processor,
+        settings: ImageSettings,
+        tokenizer: Tokenizer,
+        template: str = "",
+    ) -> None:
         self.processor, self.noun = processor, NOUNS[processor.medium]
-        self._template = template
+        self._tokenizer, self._template = tokenizer, template
         self._load = ImageLoader(settings.image_folder or "", settings, processor)
 
     def read(
@@ -123,7 +130,6 @@ class TrajectoryImages:
 
     def encode(
         self,
-        tokenizer: Tokenizer,
         names: Mapping[int, str],
         before: int | None,
         text: str,
@@ -139,7 +145,7 @@ class TrajectoryImages:
             return Stretch([], [], "")
         layouts = [self._layout(image) for image in images]
         expanded = expand(text, literal, self.processor.placeholder, layouts, self.noun)
-        encoded = encoded_behind(tokenizer, names, before, expanded.text, expanded.literal)
+        encoded = encoded_behind(self._tokenizer, names, before, expanded.text, expanded.literal)
         if not layouts:
             return Stretch(encoded.ids.tolist(), [], text)
         made, places = restore(encoded, expanded, self.processor)
@@ -190,9 +196,7 @@ class TrajectoryImages:
         """The number of such tokens in ids."""
         return [*ids].count(self.processor.slot_id)
 
-    def in_ids(
-        self, tokenizer: Tokenizer, ids: Sequence[int], images: Sequence[LoadedImage]
-    ) -> list[PathImage]:
+    def in_ids(self, ids: Sequence[int], images: Sequence[LoadedImage]) -> list[PathImage]:
         """Where images stand in ids that an engine gives.
 
         Raises:
@@ -212,7 +216,7 @@ class TrajectoryImages:
         last = 0
         for number, (image, layout) in enumerate(zip(images, layouts, strict=True)):
             own, slots = slots[: layout.slots], slots[layout.slots :]
-            place = self._around(tokenizer, ids, own, layout, last)
+            place = self._around(ids, own, layout, last)
             if place is None:
                 raise ConversationError(
                     f"has {self.noun} {number} at tokens {own[0]} to {own[-1]}, with others "
@@ -224,7 +228,7 @@ class TrajectoryImages:
         return found
 
     def _around(
-        self, tokenizer: Tokenizer, ids: Sequence[int], own: list[int], layout: Layout, last: int
+        self, ids: Sequence[int], own: list[int], layout: Layout, last: int
     ) -> ImagePlace | None:
         """The place of an image with these slots, with the markers at its ends; None: other tokens
         stand between them.
@@ -232,7 +236,7 @@ class TrajectoryImages:
         holder = self.processor.placeholder
         literal = np.ones(len(holder), np.bool_)
         expanded = expand(holder, literal, holder, [layout], self.noun)
-        encoded = encoded_behind(tokenizer, {}, None, expanded.text, expanded.literal)
+        encoded = encoded_behind(self._tokenizer, {}, None, expanded.text, expanded.literal)
         alone = restore(encoded, expanded, self.processor)[0].ids.tolist()
         inside = [place for place, one in enumerate(alone) if one == self.processor.slot_id]
         begin, end = own[0], own[-1] + 1

@@ -199,8 +199,8 @@ class TrajectoryReader:
     ) -> tuple[TokenPath, ...]:
         seen = None
         if self.processor is not None:
-            seen = TrajectoryImages(self.processor, settings, "none")
-        made, size = GivenSteps(self.tokenizer, seen), self.tokenizer.vocab_size
+            seen = TrajectoryImages(self.processor, settings, self.tokenizer)
+        made, size = GivenSteps(seen), self.tokenizer.vocab_size
         for number, step in enumerate(steps):
             assert step.prompt is not None
             name = f"step {number}"

@@ -34,6 +34,7 @@ from penstock.chat.render.excerpts import find_turns
 from penstock.chat.render.template import Template, load_template
 from penstock.chat.render.turns import Turn, difference
 from penstock.chat.trajectories.finished import FinishedTrajectory
+from penstock.chat.trajectories.notebook import tree_html
 from penstock.chat.trajectories.paths import OpenPath, PathImage, TokenPath, keyed, moved
 from penstock.chat.trajectories.prompt_images import (
     Placed,
@@ -50,6 +51,7 @@ from penstock.chat.trajectories.replies import (
     TokenTexts,
     as_message,
     check_reply,
+    check_stops,
     message_of,
     without_end,
 )
@@ -142,7 +144,7 @@ class Trajectory:
         self._variables = variables
         self._texts = TokenTexts(self.tokenizer)
         stops = {*stop_ids, *([] if self.tokenizer.eos_id is None else [self.tokenizer.eos_id])}
-        self._check_stops(stops)
+        check_stops(stops, self._texts.names, self.tokenizer.name)
         names = self._texts.names
         self._tails = Tails(
             template, frozenset(names.values()), frozenset(names[one] for one in stops), variables
@@ -150,7 +152,7 @@ class Trajectory:
         self.pictures = None
         if processor is not None:
             settings = image_settings or ImageSettings()
-            self.pictures = TrajectoryImages(processor, settings, template.name)
+            self.pictures = TrajectoryImages(processor, settings, self.tokenizer, template.name)
         slot = None if processor is None else processor.slot_id
         self._proof = Proof(self.tokenizer, self._texts, template.name, slot)
         self._asked: list[int] = []
@@ -208,7 +210,7 @@ class Trajectory:
         if not messages:
             raise ConfigError("prompt() needs at least one new message")
         whole = [*self.messages, *self._read(messages)]
-        rendered = self._render(whole)
+        rendered = render_whole(whole, self.template, self._tools, self._variables)
         if not self._said:
             step = self._begin(rendered)
         elif self._as_template(whole[len(self.messages) :]):
@@ -363,6 +365,18 @@ class Trajectory:
         """What was proven of each prompt, and that each sampled token is trained once."""
         return self._proof.certificate(self.paths())
 
+    def __repr__(self) -> str:
+        """One line, however long it is: counts."""
+        paths = self.paths()
+        return (
+            f"Trajectory({len(self.messages)} messages, {len(self._said)} replies, {len(paths)} "
+            f"paths, {sum(int((path.weights > 0).sum()) for path in paths)} tokens trained)"
+        )
+
+    def _repr_html_(self) -> str:
+        """Notebook view: its paths as a tree, and what was sampled, rendered and rewritten."""
+        return tree_html(self)
+
     def _read(self, messages: Sequence[JsonMapping], *, replies: bool = False) -> list[JsonObject]:
         """Messages as templates see them."""
         where = f"trajectory, from message {len(self.messages)} on"
@@ -384,9 +398,6 @@ class Trajectory:
         if self.history == "tool_cycle":
             return any(message["role"] == "user" for message in new)
         return self.history == "template"
-
-    def _render(self, messages: Sequence[JsonObject]) -> Whole:
-        return render_whole(messages, self.template, self._tools, self._variables)
 
     def _begin(self, whole: Whole) -> Step:
         made = self._encode(None, whole, 0, len(whole.text), self._placed(whole))
@@ -477,15 +488,7 @@ class Trajectory:
         if self.pictures is None:
             return Stretch(encode_behind(self.tokenizer, names, before, text, literal), [], text)
         images = [one.image for one in placed if begin <= one.at < end]
-        return self.pictures.encode(self.tokenizer, names, before, text, literal, images)
-
-    def _check_stops(self, stops: Collection[int]) -> None:
-        for one in stops:
-            if one not in self._texts.names:
-                raise ConfigError(
-                    f"stop id {one} is no control token of {self.tokenizer.name}; replies end with "
-                    "control tokens"
-                )
+        return self.pictures.encode(names, before, text, literal, images)
 
 
 def _last(ids: Sequence[int]) -> int | None:

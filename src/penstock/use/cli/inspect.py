@@ -30,6 +30,7 @@ _TARGET = "use.runs.inspecting.inspect"
             _TARGET,
             target=Option(
                 argument=True,
+                hint=str,
                 metavar="TARGET",
                 help=(
                     "Raw conversations (a file, folder or glob, with --template), a dataset "
@@ -56,6 +57,7 @@ _TARGET = "use.runs.inspecting.inspect"
             sequence_length=Option(),
             distances=Option(),
             tokens=Option(default="120, for conversations 600"),
+            log_probabilities=Option(),
             tokenizer=Option(),
             format=Option(),
             assignments=Option(flag="--set", metavar="KEY=VALUE"),
@@ -90,7 +92,8 @@ def run(
     refusals. A dataset: counts, tokenizer, lengths, and some documents with their origin. Rows:
     document borders, text, what is trained and what is only context, targets, positions and
     padding. For documents that an objective rewrote: task, inputs, targets, and each sentinel with
-    the span that it replaces.
+    the span that it replaces. Trajectories: each branch under the one that it forks from, which
+    tokens were sampled, rendered, masked, repeated or rewritten, and log-probabilities.
 
     Example:
         penstock inspect chats.jsonl -t tokenizer --template chatml

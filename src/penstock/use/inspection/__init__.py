@@ -22,7 +22,8 @@ from penstock.use.inspection.terminal import (
     row_view,
     slots_view,
 )
-from penstock.use.inspection.terminal_tokens import Style, make_console
+from penstock.use.inspection.terminal_style import Style
+from penstock.use.inspection.terminal_tokens import make_console
 from penstock.use.inspection.text import token_texts, tokenizer_of
 
 with lazy(__name__):

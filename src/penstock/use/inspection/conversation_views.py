@@ -22,7 +22,8 @@ from penstock.use.inspection.page_model import (
     shares_of,
 )
 from penstock.use.inspection.rows import RowView
-from penstock.use.inspection.terminal_tokens import Style, conversation_view, documents_list, legend
+from penstock.use.inspection.terminal_style import Style
+from penstock.use.inspection.terminal_tokens import conversation_view, documents_list, legend
 
 NAMED = 5
 """Maximum number of reasons for refusal that a terminal lists."""

@@ -2,7 +2,9 @@
 as a whole.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import final
 
 import numpy as np
@@ -11,9 +13,11 @@ from penstock.core.arrays import Int64
 from penstock.data.shards import JoinedCorpus
 from penstock.data.shards.format.trees import BranchView
 from penstock.data.shards.tables.corpus import Corpus, location_of
+from penstock.data.shards.tables.document import Document
 from penstock.tokenizers import Tokenizer
 from penstock.use.inspection.images import ShownImage, images_shown, with_labels
 from penstock.use.inspection.text import origin_text, token_texts
+from penstock.use.inspection.trajectories import TrajectoryTree, is_sampled, trajectories_of
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
 
@@ -78,6 +82,8 @@ class DocumentView:
     branches: tuple[BranchView, ...] = ()
     """Of a prefix tree; empty for an ordinary document."""
     images: tuple[ShownImage, ...] = ()
+    trajectory: TrajectoryTree | None = None
+    """Of sampled answers; None: it holds none."""
 
 
 def summarise(dataset: Corpus) -> DatasetSummary:
@@ -151,16 +157,47 @@ def view_document(
     Raises:
         IndexError: There is no such document.
     """
-    document = dataset[number]
+    return view_of(dataset[number], number, tokenizer, lines=lines)
+
+
+def view_of(
+    document: Document,
+    number: int,
+    tokenizer: Tokenizer | None,
+    *,
+    lines: bool = False,
+    why: Mapping[int, str] = MappingProxyType({}),
+) -> DocumentView:
+    """A document with its text, as `view_document` gives it.
+
+    Args:
+        document: The document.
+        number: Its number.
+        tokenizer: Decodes it; None: show ids.
+        lines: Keep line ends and tabs in texts, and make pictures of images.
+        why: Path of a trajectory → why it began.
+    """
     images = images_shown(document.images, pictures=lines)
+    tree, count = document.tree, len(document.tokens)
+    texts = tuple(with_labels(token_texts(tokenizer, document.tokens, lines=lines), images))
+    trajectory = None
+    if tree is not None and is_sampled(tree, document.columns):
+        trajectory = trajectories_of(
+            document.tokens,
+            document.loss_weights,
+            document.columns,
+            tree,
+            texts=() if tokenizer is None else texts,
+            control_ids=() if tokenizer is None else tokenizer.special_tokens.values(),
+            why=why,
+        )
     return DocumentView(
         number=number,
         origin=origin_text(document.origin),
         tokens=tuple(int(token) for token in document.tokens),
-        texts=tuple(with_labels(token_texts(tokenizer, document.tokens, lines=lines), images)),
+        texts=texts,
         loss_weights=tuple(float(weight) for weight in document.loss_weights),
-        branches=()
-        if document.tree is None
-        else tuple(document.tree.describe(len(document.tokens))),
+        branches=() if tree is None else tuple(tree.describe(count)),
         images=images,
+        trajectory=trajectory,
     )

@@ -35,14 +35,17 @@ from penstock.use.inspection.page_model import (
     shares_of,
 )
 from penstock.use.inspection.rows import RowDocument, RowView
+from penstock.use.inspection.trajectories import NAMES, TrajectoryTree
 
 Key = tuple[int, str, bool]
-
+NATS = 1e-4
+"""Log-probabilities of a page are multiples of it."""
 
 SCRIPTS = (
     "data",
     "elements",
     "tokens",
+    "trajectories",
     "difference",
     "documents",
     "rewritten",
@@ -261,6 +264,45 @@ def _document(
             else {}
         ),
         **pictures.write(document.images),
+        **({"trajectory": _trajectory(document.trajectory)} if document.trajectory else {}),
+    }
+
+
+def _trajectory(tree: TrajectoryTree) -> JsonObject:
+    """A tree of trajectories; of log-probabilities whole units of `NATS`, 0: none."""
+    kinds = [name for name in NAMES if name in tree.kinds]
+    logs = [0 if log is None else 1 + round(-log / NATS) for log in tree.log_probabilities]
+    numbers = {"advantages": tree.advantages, "rewards": tree.turn_rewards}
+    return {
+        "about": str(tree),
+        "kinds": kinds,
+        "of_tokens": runs([kinds.index(kind) for kind in tree.kinds]),
+        **({"logs": varints(np.array(logs, np.int64))} if logs else {}),
+        **{name: _some(values) for name, values in numbers.items() if values},
+        **({"versions": runs(tree.versions)} if tree.versions else {}),
+        "branches": [
+            {
+                "depth": branch.depth,
+                "label": branch.label,
+                "why": [readable(why) for why in branch.why],
+                "forks": [list(fork) for fork in branch.forks],
+                "segments": [
+                    [part.begin, part.end, readable(part.title), readable(part.about)]
+                    for part in branch.segments
+                ],
+            }
+            for branch in tree.branches
+        ],
+    }
+
+
+def _some(values: Sequence[float | None]) -> JsonObject:
+    """Numbers of which some are missing: the distinct ones, and runs of places in them; −1: no."""
+    found = list(dict.fromkeys(value for value in values if value is not None))
+    places = {value: place for place, value in enumerate(found)}
+    return {
+        "values": [short(value) for value in found],
+        "of_tokens": runs([-1 if value is None else places[value] for value in values]),
     }
 
 

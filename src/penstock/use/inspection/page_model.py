@@ -20,6 +20,7 @@ from penstock.data.shards.format.trees import BranchView
 from penstock.use.inspection.datasets import DocumentView
 from penstock.use.inspection.images import ShownImage, images_of_chat, with_labels
 from penstock.use.inspection.rows import RowView
+from penstock.use.inspection.trajectories import TrajectoryTree
 
 BINS = 24
 WORDS = 90
@@ -86,6 +87,8 @@ class PageDocument:
     branches: Sequence[BranchView] = ()
     """Of a prefix tree; empty for an ordinary document."""
     images: Sequence[ShownImage] = ()
+    trajectory: TrajectoryTree | None = None
+    """Of sampled answers; None: it holds none."""
 
     def __post_init__(self) -> None:
         arrays = {
@@ -282,6 +285,7 @@ def from_dataset(view: DocumentView, control_ids: frozenset[int] = frozenset()) 
         is_control=np.isin(ids, list(control_ids)),
         branches=view.branches,
         images=view.images,
+        trajectory=view.trajectory,
     )
 
 

@@ -6,13 +6,19 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.chat import ResolvedBoundary, detect_family, scan
+from penstock.chat.trajectories.trajectory import Trajectory
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonObject
 from penstock.data.shards.format.manifest import ChatInfo
 from penstock.data.shards.tables.corpus import Corpus
 from penstock.plan.loader.loader import Loader
 from penstock.tokenizers import Tokenizer
-from penstock.use.inspection.datasets import DatasetSummary, summarise, view_document
+from penstock.use.inspection.datasets import (
+    DatasetSummary,
+    DocumentView,
+    summarise,
+    view_document,
+)
 from penstock.use.inspection.page_model import (
     Histogram,
     PageData,
@@ -24,6 +30,7 @@ from penstock.use.inspection.plan_report import dry_run
 from penstock.use.inspection.rows import RowView
 from penstock.use.inspection.terminal import QUANTILE_NAMES
 from penstock.use.inspection.text import in_words
+from penstock.use.inspection.unwritten import Unwritten
 
 SHARE_STEPS = 100
 """Number of steps that the shares of a mixture are counted over."""
@@ -67,6 +74,25 @@ def pages_of(
     chat = dataset.chat
     boundaries = () if chat is None or tokenizer is None else _boundaries(chat, tokenizer)
     return [with_turns(document, boundaries) for document in documents] if boundaries else documents
+
+
+def page_of_trajectories(
+    views: Sequence[DocumentView], target: Unwritten, tokenizer: Tokenizer | None
+) -> PageData:
+    """The page of trajectories that are not written yet.
+
+    Args:
+        views: Their documents.
+        target: The trajectories.
+        tokenizer: Knows the control tokens; None: that of the trajectory, or show none.
+    """
+    known = target.tokenizer if isinstance(target, Trajectory) else None
+    controls = control_ids(tokenizer or known)
+    return PageData(
+        title="trajectories",
+        documents=[from_dataset(view, controls) for view in views],
+        control_ids=controls,
+    )
 
 
 def page_of_mixture(

@@ -19,7 +19,15 @@ from penstock.plan.loader.ramp import Ramp
 from penstock.use.inspection.datasets import DatasetSummary, DocumentView
 from penstock.use.inspection.plan_report import PlanReport
 from penstock.use.inspection.rows import RowDocument, RowView, Stretch
-from penstock.use.inspection.terminal_tokens import COLOURS, Style, colour_of, letter_of, tree_view
+from penstock.use.inspection.terminal_style import (
+    COLOURS,
+    Style,
+    colour_of,
+    letter_of,
+    row_strip,
+    tree_view,
+)
+from penstock.use.inspection.terminal_trajectories import trajectory_view
 
 CHARACTERS = 5
 """Characters of an original document to show, per token of the limit."""
@@ -78,13 +86,21 @@ def _histogram(summary: DatasetSummary) -> Table:
     return table
 
 
-def document_view(document: DocumentView, style: Style, max_tokens: int) -> Group:
-    """One document with its origin; a long one is shown from both ends."""
+def document_view(
+    document: DocumentView, style: Style, max_tokens: int, *, log_probabilities: bool = False
+) -> Group:
+    """One document with its origin; a long one is shown from both ends; `log_probabilities`: of
+    trajectories, a line for each sampled token.
+    """
     head = Text(
         f"document {document.number}  {document.origin}  {len(document.tokens):,} tokens",
         style="bold",
     )
     weights = [0.0, *document.loss_weights[1:]] if document.loss_weights else []
+    if document.trajectory is not None:
+        texts = [text.replace("⏎", "⏎\n") for text in document.texts]
+        shown = (document.trajectory, texts, weights, document.tokens, style, max_tokens)
+        return Group(head, trajectory_view(*shown, log_probabilities=log_probabilities), Text())
     if not document.branches:
         return Group(head, _flow(document.texts, weights, COLOURS[0], style, max_tokens), Text())
     parts: list[Any] = []
@@ -116,7 +132,7 @@ def row_view(row: RowView, style: Style, max_tokens: int) -> Group:
         ),
     )
     weights = row.learned_weights
-    parts: list[Any] = [head, _strip(row, style.width)]
+    parts: list[Any] = [head, row_strip(row, style.width)]
     for number, document in enumerate(row.documents):
         begin, end = document.begin, document.end
         parts.append(_document_head(row, document, number))
@@ -212,21 +228,6 @@ def _task(document: RowDocument) -> str:
     count = document.num_spans
     spans = f", {count:,} {_plural('span', count)}" if count else ""
     return f"  {document.task}{spans}" if document.task else ""
-
-
-def _strip(row: RowView, width: int) -> Text:
-    """The whole row in one line: letters for documents, dots for padding."""
-    cells = min(width - 2, row.sequence_length)
-    owners = [-1] * row.sequence_length
-    for number, document in enumerate(row.documents):
-        owners[document.begin : document.end] = [number] * (document.end - document.begin)
-    strip = Text()
-    for cell in range(cells):
-        owner = owners[(2 * cell + 1) * row.sequence_length // (2 * cells)]
-        strip.append(
-            *("·", "dim") if owner < 0 else (letter_of(owner), f"reverse {colour_of(owner)}")
-        )
-    return strip
 
 
 def _flow(texts: Any, weights: list[float], colour: str, style: Style, max_tokens: int) -> Padding:

@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 from rich.console import Console, Group
@@ -12,13 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.core.terminal import safe_console
-from penstock.data.shards.format.trees import BranchView
 from penstock.use.inspection.page import readable
 from penstock.use.inspection.page_model import PageDocument, first_words, with_blanks
-
-COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
-"""Colours for the documents of a row, in turn; neighbours differ."""
-
+from penstock.use.inspection.terminal_style import Style, colour_of, marked, stretches, tree_view
+from penstock.use.inspection.terminal_trajectories import trajectory_view
 
 ROLE_COLOURS = {
     "assistant": "cyan",
@@ -28,77 +25,6 @@ ROLE_COLOURS = {
     "developer": "red",
 }
 """Other roles are blue; text of the template around the turns is white."""
-
-
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-
-
-def letter_of(number: int) -> str:
-    """A letter for a document of a row, or a branch of a tree."""
-    return LETTERS[number % len(LETTERS)]
-
-
-def colour_of(number: int) -> str:
-    """Its colour."""
-    return COLOURS[number % len(COLOURS)]
-
-
-@final
-class Style:
-    """How to show tokens that are only read, trained, or trained with a weight other than 1.
-
-    In colour, tokens that are only read are dim, and tokens with another weight are underlined.
-    Without colour, the former are in ⟦ ⟧ and the latter in ⟨weight: ⟩.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self.marks = not console.is_terminal or console.no_color
-        self.width = console.width
-
-    def run(self, text: str, weight: float, colour: str) -> Text:
-        """Successive tokens of equal weight."""
-        if weight == 0:
-            return Text(
-                f"⟦{text}⟧" if self.marks else text, style="" if self.marks else "dim strike"
-            )
-        if weight == 1:
-            return Text(text, style=colour)
-        return Text(f"⟨{weight:g}: {text}⟩" if self.marks else text, style=f"{colour} underline")
-
-    def legend(self, *, rewritten: bool = False) -> Text:
-        """Explains colours or brackets, including those of rewritten documents if there are any."""
-        if self.marks:
-            added = (
-                "\n⟪0⟫ sentinel of span 0  ⟪0: words of span 0⟫  ⟪another token that is added⟫"
-                if rewritten
-                else ""
-            )
-            return Text(
-                "⟦read, not trained⟧  trained  ⟨weight: trained with that weight⟩  ⏎ line "
-                f"end  → tab{added}"
-            )
-        entries: list[str | tuple[str, str]] = [
-            ("read, not trained", "dim strike"),
-            "  ",
-            ("trained, a colour for each document", COLOURS[0]),
-            "  ",
-            ("trained with a weight other than 1", "underline"),
-            "  ⏎ line end  → tab",
-        ]
-        if rewritten:
-            entries += [
-                "\n",
-                (" 0 ", f"{COLOURS[0]} reverse"),
-                " sentinel of ",
-                ("span 0", COLOURS[0]),
-                "  ",
-            ]
-            entries += [
-                ("another token that is added", "italic bold"),
-                "  ",
-                ("inputs that are read", "dim"),
-            ]
-        return Text.assemble(*entries)
 
 
 def make_console() -> Console:
@@ -144,8 +70,17 @@ def documents_list(documents: Sequence[PageDocument]) -> Table:
     return table
 
 
-def conversation_view(document: PageDocument, style: Style, max_tokens: int) -> Group:
-    """A heading, the notes, and the text of each stretch of one role."""
+def conversation_view(
+    document: PageDocument, style: Style, max_tokens: int, *, log_probabilities: bool = False
+) -> Group:
+    """A heading, the notes, and the text of each stretch of one role, or of each branch.
+
+    Args:
+        document: The document.
+        style: How the terminal shows trained tokens.
+        max_tokens: Maximum number of tokens to show.
+        log_probabilities: Of trajectories, also a line for each sampled token.
+    """
     proven = {None: "", True: "  ✓ proven", False: "  ✗ not proven"}[document.ok]
     heading = (
         f"{document.title}  {document.origin}  {len(document.ids):,} tokens, "
@@ -153,6 +88,12 @@ def conversation_view(document: PageDocument, style: Style, max_tokens: int) -> 
     )
     parts: list[Any] = [Text(heading + proven, style="bold")]
     parts += [Text(f"! {note[0]}: {readable(note[1])}", style="yellow") for note in document.notes]
+    if document.trajectory is not None:
+        tree = trajectory_view(
+            document.trajectory, document.pieces, document.loss_weights, document.ids, style,
+            max_tokens, log_probabilities=log_probabilities,
+        )  # fmt: skip
+        return Group(*parts, tree, Text())
     if document.branches:
         return Group(
             *parts,
@@ -162,7 +103,7 @@ def conversation_view(document: PageDocument, style: Style, max_tokens: int) -> 
         )
     shown = min(len(document.ids), max_tokens)
     roles = np.full(shown, -1) if document.roles is None else np.asarray(document.roles)[:shown]
-    for begin, end in _stretches(with_blanks(document.pieces, roles)):
+    for begin, end in stretches(with_blanks(document.pieces, roles)):
         role = int(roles[begin])
         name = document.role_names[role] if role >= 0 else "template"
         colour = ROLE_COLOURS.get(name, "blue") if role >= 0 else "white"
@@ -226,49 +167,20 @@ def _flow(document: PageDocument, begin: int, end: int, colour: str, style: Styl
             f"⟪{piece}⟫" if special and piece else piece
             for piece, special in zip(pieces, control, strict=True)
         ]
-        for first, last in _stretches(weights):
-            text = _marked("".join(pieces[first:last]))
+        for first, last in stretches(weights):
+            text = marked("".join(pieces[first:last]))
             body = text.rstrip("\n")
             flow.append_text(style.run(body, float(weights[first]), colour)).append(
                 text[len(body) :]
             )
     else:
-        for first, last in _stretches(weights, control):
+        for first, last in stretches(weights, control):
             weight = float(weights[first])
             if weight not in (0.0, 1.0):
                 flow.append(f"×{weight:g}", f"reverse {colour}")
             look = f"bold underline {colour}" if weight else "dim"
             flow.append(
-                _marked("".join(pieces[first:last])), f"{look} italic" if control[first] else look
+                marked("".join(pieces[first:last])), f"{look} italic" if control[first] else look
             )
     flow.rstrip()
     return flow
-
-
-def _marked(text: str) -> str:
-    """`text` with marks for line ends, which stay, and for tabs."""
-    return readable(text).replace("\n", "⏎\n").replace("\t", "→")
-
-
-def _stretches(*arrays: Any) -> list[tuple[int, int]]:
-    """[begin, end) of each stretch in which none of the arrays [n] changes."""
-    count = len(arrays[0])
-    if count == 0:
-        return []
-    changes = np.any([array[1:] != array[:-1] for array in arrays], axis=0)
-    starts = [0, *(np.flatnonzero(changes) + 1).tolist()]
-    return list(zip(starts, [*starts[1:], count], strict=True))
-
-
-def tree_view(branches: Sequence[BranchView], width: int) -> Text:
-    """One line per branch, offset and sized by its tokens."""
-    longest = max(branch.position + branch.end - branch.begin for branch in branches)
-    cells = min(width - 2, longest)
-    drawn = Text()
-    for number, branch in enumerate(branches):
-        first = branch.position * cells // longest
-        count = max(1, (branch.position + branch.end - branch.begin) * cells // longest - first)
-        drawn.append(" " * first)
-        drawn.append(letter_of(number) * count + "\n", style=f"reverse {colour_of(number)}")
-    drawn.rstrip()
-    return drawn

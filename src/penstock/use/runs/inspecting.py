@@ -11,6 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack, final
 
+from rich.console import Console
+from rich.text import Text
+
+from penstock.chat.trajectories.finished import FinishedTrajectory
+from penstock.chat.trajectories.trajectory import Trajectory
 from penstock.core.errors import ConfigError
 from penstock.core.folders import base_name
 from penstock.core.suggestions import refuse_unknown
@@ -50,10 +55,14 @@ from penstock.use.inspection.page import write_html
 from penstock.use.inspection.pages import (
     page_of_dataset,
     page_of_mixture,
+    page_of_trajectories,
     pages_of,
     settings_of_chats,
 )
 from penstock.use.inspection.terminal_tokens import conversation_view, documents_list, legend
+from penstock.use.inspection.terminal_trajectories import trajectory_legend
+from penstock.use.inspection.trajectories import TrajectoryTree
+from penstock.use.inspection.unwritten import Unwritten, views_of_trajectories
 
 RUN_FILES = {".yaml", ".yml"}
 IN_TERMINAL, IN_PAGE = 3, 500
@@ -81,6 +90,7 @@ class _Shown:
     tokenizer: Tokenizer | None
     html: Path | None
     as_json: bool
+    log_probabilities: bool
 
     @property
     def count(self) -> int | None:
@@ -107,7 +117,7 @@ class _Shown:
 
 
 def inspect(
-    target: str | os.PathLike[str] | Corpus | Loader,
+    target: str | os.PathLike[str] | Corpus | Loader | Unwritten,
     *,
     rows: Chosen = None,
     documents: Chosen = None,
@@ -120,6 +130,7 @@ def inspect(
     distances: int = 1,
     html: str | Path | None = None,
     as_json: bool = False,
+    log_probabilities: bool = False,
     format: str | None = None,
     dtype: str | None = None,
     eos_id: int | None = None,
@@ -128,11 +139,13 @@ def inspect(
     compare: Sequence[str] = (),
     **chat: Unpack[ChatOptions],
 ) -> None:
-    """Print what is in raw conversations, a dataset, a loader or a run file, or write a page of it.
+    """Print what is in raw conversations, a dataset, a loader, a run file or trajectories, or write
+    a page of it.
 
     Args:
         target: A dataset or its folder, a loader (its rows over all ranks; it does not move), a run
-            file (.yaml), a run's folder, or raw conversations with `tokenizer`.
+            file (.yaml), a run's folder, raw conversations with `tokenizer`, or trajectories: one,
+            or a list of finished ones, with `tokenizer` to decode them.
         rows: Packed rows to show: how many, from `step` on, or the numbers of some; a step of a
             single dataset is one row. None: for a loader and a run file one, for a dataset none; in
             a page eight.
@@ -149,6 +162,8 @@ def inspect(
         distances: Targets at distances 1 to this, if the target is a dataset.
         html: Write a page for any browser to this file.
         as_json: Print one JSON value.
+        log_probabilities: Print a line for each sampled token of trajectories, with its
+            log-probability.
         format: Format of raw conversations; None: by file names and first bytes.
         dtype: Token type of an .npy file, uint16 or uint32.
         eos_id: Id of the token that ends each document in an .npy file.
@@ -165,8 +180,10 @@ def inspect(
     path: str | None = None
     if isinstance(target, str | os.PathLike):
         name = path = run_file_of(os.fspath(target))
+    elif isinstance(target, Loader | Trajectory | FinishedTrajectory | list | tuple):
+        name = "loader" if isinstance(target, Loader) else "trajectories"
     else:
-        name = "loader" if isinstance(target, Loader) else str(target.path)
+        name = str(target.path)
     asked = _Shown(
         rows=rows,
         documents=documents,
@@ -177,6 +194,7 @@ def inspect(
         tokenizer=load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer,
         html=None if html is None else Path(html),
         as_json=as_json,
+        log_probabilities=log_probabilities,
     )
     given = [
         *chat,
@@ -211,7 +229,9 @@ def inspect(
         )
     if slots is not None and not mixed and rows is None:
         raise ConfigError("slots are those of rows; set rows to 1")
-    if isinstance(target, Loader):
+    if isinstance(target, Trajectory | FinishedTrajectory | list | tuple):
+        _show_trajectories(target, asked)
+    elif isinstance(target, Loader):
         _show_rows(_whole_steps(target), asked, name, mixed=True)
     elif is_run_file:
         _show_rows(
@@ -336,6 +356,28 @@ def _show_rows(loader: Loader, asked: _Shown, name: str, *, mixed: bool) -> None
     )
 
 
+def _show_trajectories(target: Unwritten, asked: _Shown) -> None:
+    """Show trajectories that are not written yet: in a page, as text or as JSON."""
+    if asked.rows is not None or asked.listed or asked.slots is not None:
+        raise ConfigError("rows, listed and slots are of datasets; write_trajectories makes one")
+    views = views_of_trajectories(target, asked.tokenizer, lines=asked.html is not None)
+    views = views if asked.numbers is None else [views[number] for number in asked.numbers]
+    if asked.html is not None:
+        write_html(asked.html, page_of_trajectories(views, target, asked.tokenizer))
+        _report_page(asked.html, asked.as_json)
+    elif asked.as_json:
+        print(json.dumps([dataclasses.asdict(view) for view in views], ensure_ascii=False))
+    else:
+        console = make_console()
+        style = Style(console)
+        for view in views:
+            count = asked.tokens or len(view.tokens)
+            console.print(
+                document_view(view, style, count, log_probabilities=asked.log_probabilities)
+            )
+        console.print(trajectory_legend(style))
+
+
 def _show_dataset(corpus: Corpus, asked: _Shown) -> None:
     """Print counts and some documents of a dataset, as text, as a list or as JSON."""
     decoder, chosen = (
@@ -369,25 +411,33 @@ def _show_dataset(corpus: Corpus, asked: _Shown) -> None:
         if not in_full:
             settings = (f"{name} {value}" for name, value in settings_of_chats(chat).items())
             console.print(f"Chats: {', '.join(settings)}\n", markup=False)
-        for page in pages_of(corpus, chosen, decoder):
+        pages = pages_of(corpus, chosen, decoder)
+        for page in pages:
+            count = len(page.ids) if in_full else asked.tokens or TOKENS_OF_CHATS
             console.print(
-                conversation_view(
-                    page, style, len(page.ids) if in_full else asked.tokens or TOKENS_OF_CHATS
-                )
+                conversation_view(page, style, count, log_probabilities=asked.log_probabilities)
             )
-        if chosen:
-            console.print(legend(style))
+        _print_legends(console, style, [page.trajectory for page in pages], legend(style))
         return
     if decoder is None and views:
         console.print(
             "This dataset stores no tokenizer, so ids are shown; set tokenizer to decode them.\n"
         )
     for view in views:
-        console.print(
-            document_view(view, style, len(view.tokens) + 1 if in_full else asked.tokens or TOKENS)
-        )
-    if views:
-        console.print(style.legend())
+        usual = TOKENS if view.trajectory is None else TOKENS_OF_CHATS
+        count = len(view.tokens) + 1 if in_full else asked.tokens or usual
+        console.print(document_view(view, style, count, log_probabilities=asked.log_probabilities))
+    _print_legends(console, style, [view.trajectory for view in views], style.legend())
+
+
+def _print_legends(
+    console: Console, style: Style, shown: Sequence[TrajectoryTree | None], of_others: Text
+) -> None:
+    """The legend of trajectories if some documents are, and that of others if some are not."""
+    if any(one is not None for one in shown):
+        console.print(trajectory_legend(style))
+    if any(one is None for one in shown):
+        console.print(of_others)
 
 
 def _chosen(corpus: Corpus, asked: _Shown, default: int) -> list[int]:

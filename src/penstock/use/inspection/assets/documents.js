@@ -113,15 +113,18 @@ const meter = share => element("span", { class: "meter", "aria-hidden": "true" }
 const branchText = ([begin, end, at, parent, label]) =>
   `${plural(end - begin, "token")}${parent < 0 ? "" : ` from position ${counted(at)} of branch ${parent}`}: ${label || "no path ends here"}`;
 
-/** The branches of a prefix tree: a bar for each, where it stands in its paths, joined to the branch that it forks from. */
-function treeOf(branches) {
+/** The branches of a prefix tree: a bar for each, where it stands in its paths, joined to the branch that it forks from.
+ *  Of trajectories, in the colours of the kinds of its tokens. */
+function treeOf(branches, trajectory) {
   const WIDTH = 1000, LINE = 22, longest = Math.max(...branches.map(([begin, end, at]) => at + end - begin));
   const x = position => (WIDTH * position) / longest;
   const parts = branches.map(([begin, end, at, parent, label], number) => {
-    const bar = drawing("rect", { x: x(at), y: LINE * number + 3, width: Math.max(3, x(end - begin)), height: 12, rx: 2 },
-      drawing("title", {}, branchText([begin, end, at, parent, label])));
+    const title = branchText([begin, end, at, parent, label]);
+    const bar = (from, to, hue) => drawing("rect", { x: x(at + from - begin), y: LINE * number + 3, width: Math.max(3, x(to - from)),
+      height: 12, ...(hue === undefined ? { rx: 2 } : { "data-hue": hue }) }, drawing("title", {}, title));
+    const bars = trajectory ? kindRuns(trajectory, begin, end).map(([from, to, kind]) => bar(from, to, KIND_HUES[kind])) : [bar(begin, end)];
     const fork = parent < 0 ? [] : [drawing("path", { d: `M ${x(at) + 1} ${LINE * parent + 15} V ${LINE * number + 9}` })];
-    return drawing("g", { "data-hue": number % HUES }, ...fork, bar);
+    return drawing("g", { "data-hue": trajectory ? "none" : number % HUES }, ...fork, ...bars);
   });
   return element("figure", { class: "tree" }, drawing("svg", {
     viewBox: `0 0 ${WIDTH} ${LINE * branches.length}`, role: "img", "aria-label": `a prefix tree of ${branches.length} branches`,
@@ -137,11 +140,11 @@ function showDocument(i, mine) {
     wanted.length > 1 ? page.sides[side].title : null));
   const most = Math.max(...drawn.map(({ blocks }) => blocks.length));
   for (let k = 0; k < most; k++) {
-    for (const { blocks } of drawn) flow.append(blocks[k] ? blocks[k].frame : element("div", { class: "block gap" }));
+    for (const { blocks } of drawn) flow.append(blocks[k] ? blocks[k].frame ?? "" : element("div", { class: "block gap" }));
   }
   byId("main").replaceChildren(
     documentHead(sides, i, wanted),
-    ...(sides[wanted[0]].branches ? [treeOf(sides[wanted[0]].branches)] : []),
+    ...(sides[wanted[0]].branches ? [treeOf(sides[wanted[0]].branches, sides[wanted[0]].trajectory)] : []),
     ...(wanted.length > 1 ? [element("div", { class: "pair titles" }, ...wanted.map(sideTitle))] : []),
     sides[wanted[0]].length ? flow : element("p", { class: "empty" }, "This document has no tokens."));
   for (const { view, blocks } of drawn) drawTokens(view, blocks, mine);
@@ -152,7 +155,7 @@ function viewOf(each, side, difference, sides) {
   const marks = difference && [difference.marks.a, difference.marks.b][side];
   const pairs = difference && [difference.pairs.a, difference.pairs.b][side];
   const hits = choice.query ? hitsOf(each) : null;
-  return {
+  const view = {
     number: i => tokens[i],
     weight: i => weights[i],
     images: imagesOf(each, each.length),
@@ -172,6 +175,7 @@ function viewOf(each, side, difference, sides) {
       return lines;
     },
   };
+  return each.trajectory ? trajectoryView(each, view) : view;
 }
 
 function otherwise(mark, pair, other) {
@@ -183,6 +187,7 @@ function otherwise(mark, pair, other) {
 /** One block for each stretch of one role, or for each branch of a prefix tree. */
 function blocksOf(each, view, side) {
   const blocks = [];
+  if (each.trajectory) return { view, blocks: trajectoryBlocks(each) };
   if (each.branches) {
     for (const [number, branch] of each.branches.entries()) {
       const into = element("div", { class: "text" });
@@ -230,7 +235,7 @@ function documentHead(sides, i, wanted) {
       button(label, { "aria-pressed": String(choice.sides === value), onclick: () => { choice.sides = value; redraw(); } })));
   return element("header", { class: "head" },
     element("div", { class: "line" }, element("h2", {}, each.title || each.origin), element("span", { class: "spring" }), steppers()),
-    element("div", { class: "quiet origin" }, each.origin), facts, comparing ? null : settingsLine(page.sides[0]), switches,
+    element("div", { class: "quiet origin" }, each.origin), facts, each.trajectory ? kindLegend(each.trajectory) : null, comparing ? null : settingsLine(page.sides[0]), switches,
     ...notesOf(wanted.flatMap(side => sides[side].notes.map(([kind, message]) =>
       [wanted.length > 1 ? `${page.sides[side].title}: ${kind}` : kind, message]))));
 }

@@ -36,6 +36,10 @@ function percent(share) {
   return `${Math.round(100 * share)} %`;
 }
 
+/** A letter for a document of a row, or a branch of a tree. */
+const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+const letter = k => LETTERS[k % 26] + (k < 26 ? "" : String(Math.floor(k / 26)));
+
 /** Eight hues, one for each role or document; well-known roles have fixed ones. */
 const HUES = 8;
 const KNOWN = { assistant: 0, model: 0, user: 1, human: 1, system: 2, tool: 3, ipython: 3, developer: 4 };

@@ -19,8 +19,6 @@ const rowsTab = {
 
 const trainedOf = row => row.weights[0].reduce((sum, value, k, all) => sum + (k % 2 && value !== 0 ? all[k - 1] : 0), 0);
 
-const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
-const letter = k => LETTERS[k % 26] + (k < 26 ? "" : String(Math.floor(k / 26)));
 const partHue = k => k % HUES;
 
 function showRow(number, mine) {
