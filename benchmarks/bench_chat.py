@@ -9,16 +9,21 @@ of about 240 characters and answers of 1,000.
 Rendering: CPU time of `Template.render` over that of `apply_chat_template(tokenize=False)`, the
 median over templates.
 
+Trajectories: CPU time of `prompt` and `reply` for a turn in which a tool answers a call, with as
+many turns before it as a conversation has on average; with the tokenizer's own template, if it has
+one.
+
 The scan: nanoseconds a token, one core, 8 rows of 4,096 tokens as in axolotl's own test, with turns
 as in ordinary conversations and very short ones. Both sides give one value a token: ours float32
 weights, axolotl's a bool mask; they must train the same number of tokens.
 
     python benchmarks/bench_chat.py [--trl PYTHON] [--peers PYTHON] [--templates FOLDER]
-    [--tokenizer FOLDER]
+    [--tokenizer FOLDER] [--turns]
 
 `--trl`: a Python with trl; `--peers`: one with axolotl (pip install --no-deps axolotl), torch and
 transformers; `--templates`: a folder of .jinja files to be timed beside ours; `--tokenizer`: a
-folder with a tokenizer.json that has <|im_start|> and <|im_end|>, else one is trained.
+folder with a tokenizer.json that has <|im_start|> and <|im_end|>, else one is trained; `--turns`:
+only trajectories.
 """
 
 import json
@@ -29,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +42,7 @@ import penstock as ps
 from common import Peer, against, arguments, cpu_seconds, standard_library, table, take_turns
 from penstock.chat.masks.boundaries import Boundary, resolve
 from penstock.chat.masks.scanning import scan
+from penstock.chat.render.template import own_template
 
 TEMPLATES = {
     "ChatML": (
@@ -58,6 +65,16 @@ TEMPLATES = {
     ),
 }
 """Three shapes of real templates: markers around, a variable a message, no generation prompt."""
+TURNS = (1, 6, 24)
+"""Of the conversations of trajectories."""
+LOOK_UP = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "The documentation of a function.",
+        "parameters": {"type": "object", "properties": {"name": {"type": "string"}}},
+    },
+}
 ROWS, SLOTS, VOCABULARY = 8, 4096, 150_000
 START, END, NEWLINE, IMAGE = 151_644, 151_645, 198, 151_655
 HEADERS = {"user": [START, 872, NEWLINE], "assistant": [START, 77091, NEWLINE]}
@@ -274,6 +291,41 @@ def bench_render(folder: Path, tokenizer: Path, more: str | None, repeats: int) 
     table("Rendering with provenance, a conversation", rows)
 
 
+def bench_turns(folder: Path, repeats: int) -> None:
+    tokenizer = ps.load_tokenizer(folder)
+    try:
+        template = own_template(tokenizer)
+    except ps.PenstockError:
+        template = ps.chat.load_template(TEMPLATES["ChatML"], tokenizer=tokenizer)
+    text = "\n".join(standard_library(40_000))
+    call = {"name": "look_up", "arguments": {"name": "json.dumps"}}
+    said = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    ids = [*tokenizer.encode(said).tolist(), tokenizer.special_tokens["<|im_end|>"]]
+    logs = [-0.5] * len(ids)
+
+    def converse(turns: int, history: Any) -> None:
+        trajectory = ps.chat.Trajectory(tokenizer, template, tools=[LOOK_UP], history=history)
+        new = [{"role": "user", "content": "What does json.dumps do?"}]
+        for turn in range(turns):
+            trajectory.prompt(new)
+            trajectory.reply(ids, logs, finish_reason="stop")
+            new = [{"role": "tool", "content": text[turn * 400 : turn * 400 + 400]}]
+
+    rows = []
+    for history in ("sampled", "template"):
+        rivals = {
+            f"{history}, {turns} turns": lambda turns=turns, history=history: (
+                # As many turns each time, because one is too short for the clock.
+                cpu_seconds(lambda: [converse(turns, history) for _ in range(TURNS[-1] // turns)])
+                / TURNS[-1]
+            )
+            for turns in TURNS
+        }
+        spent = take_turns(rivals, repeats)
+        rows += [(name, f"{seconds * 1e6:.0f} us", "") for name, seconds in spent.items()]
+    table(f"A turn of a trajectory, {template.name}", rows)
+
+
 def tokenizer_folder(folder: Path, given: str | None) -> Path:
     if given:
         return Path(given)
@@ -297,9 +349,13 @@ if __name__ == "__main__":
         metavar="FOLDER",
         help="with <|im_start|> and <|im_end|>; else one is trained",
     )
+    parser.add_argument("--turns", action="store_true", help="only turns of trajectories")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         tokenizer = tokenizer_folder(Path(name), options.tokenizer)
+        bench_turns(tokenizer, options.repeats)
+        if options.turns:
+            sys.exit()
         bench_prepare(Path(name), tokenizer, options.trl, options.repeats)
         bench_render(Path(name), tokenizer, options.templates, options.repeats)
     bench_scan(options.repeats, options.peers)

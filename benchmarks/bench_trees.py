@@ -1,7 +1,7 @@
 """What prefix trees save: steps, stored bytes, and TRL's DPO on the same pairs.
 
     python benchmarks/bench_trees.py [--threads 1] [--oasst FILE --tokenizer FOLDER --template FILE]
-    [--peers PYTHON]
+    [--peers PYTHON] [--round FOLDER]
 
 The same answers, stored as trees and each by itself, through the same trainer's loss: `simpo` for
 pairs, on-policy GRPO for groups, so that no reference model blurs the ratio. A transformer of 4
@@ -10,7 +10,8 @@ the head, the loss and the optimizer. "Step": all of a step of the trainer but t
 head of 8,192 ids. CPU time; rivals in turn. The slot ratio is what a tree can save at best. With
 --oasst, ranked replies of real conversations; with --peers, TRL's DPOTrainer on the best and the
 worst reply of each question, padded, 4 pairs a batch, which computes the same loss (compared
-first).
+first). With --round, the dataset of a round of rollouts, such as `round-1/data` of
+`examples/calculator.py`: its groups as trees and each path apart, which must have the same loss.
 """
 
 import json
@@ -26,6 +27,7 @@ import torch
 
 import penstock as ps
 from common import Peer, against, arguments, cpu_seconds, table, take_turns
+from penstock.chat import TrajectoryReader
 from penstock.data.shards import build_tree
 from penstock.data.shards.dataset import Dataset
 from penstock.data.shards.memory import weight_spans
@@ -43,6 +45,8 @@ SHAPES = {
     "groups of 8, prompt four times the answer": (800, 200, 8, 2, 2.6),
 }
 """Tokens of the prompt, of an answer, answers, documents, and the goal."""
+ROUND = 127
+"""Trajectories of a round whose steps are timed, with the others of their groups."""
 STORED, PAIRS = 400, 24
 """Documents whose bytes are counted; real pairs whose steps are timed."""
 CPU = Ranks(torch.device("cpu"))
@@ -84,8 +88,43 @@ def random_groups(
     return groups
 
 
-def rivals(dataset: Dataset, pairs: bool, trunk: bool) -> Callable[[], float]:
-    """CPU seconds of a pass over all documents of a dataset."""
+def compare_round(folder: str, repeats: int) -> list[Any]:
+    """Steps over the trajectories of a round of rollouts, from the records next to its dataset."""
+    reader = TrajectoryReader(tokenizer=ps.load_tokenizer(f"{folder}/tokenizer"), variables={})
+    lines = Path(f"{folder}.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    found = [reader.read(json.loads(line), folder) for line in lines]
+    groups = {one.group for one in found[: 1 + ROUND]}
+    found = [one for one in found if one.group in groups]
+    with tempfile.TemporaryDirectory() as name:
+        data = {
+            which: ps.write_trajectories(
+                f"{name}/{which}", found, tokenizer=reader.tokenizer, share=which == "tree"
+            )
+            for which in ("tree", "apart")
+        }
+        tree = data["tree"]
+        slots = data["apart"].num_tokens / tree.num_tokens
+        lines = [("slots", f"{slots:.2f} ×", f"{data['apart'].num_tokens:,}, {tree.num_tokens:,}")]
+        for what, trunk in (("trunk", True), ("step", False)):
+            sums: dict[str, list[float]] = {one: [] for one in data}
+            runs = {one: rivals(given, False, trunk, sums[one]) for one, given in data.items()}
+            # Both orders, so that none is always the second.
+            again = {f"{one} again": runs[one] for one in reversed(runs)}
+            spent = take_turns({**runs, **again}, repeats)
+            ratio = (spent["apart"] + spent["apart again"]) / (spent["tree"] + spent["tree again"])
+            lines.append((f"  {what}", f"{ratio:.2f} ×", f"{ratio / slots:.2f} of the slot ratio"))
+    difference = abs(sums["tree"][0] / sums["apart"][0] - 1)
+    assert difference < 1e-5, sums
+    return [*lines, ("  loss", f"{difference:.0e}", "relative difference")]
+
+
+def rivals(
+    dataset: Dataset,
+    pairs: bool,
+    trunk: bool,
+    sums: list[float] | None = None,
+) -> Callable[[], float]:
+    """CPU seconds of a pass over all documents of a dataset; to `sums`, the sum of its losses."""
     model = ps.build_model(vocab_size=VOCAB, **MODEL)
     # Rows without padding, which would cost one of the two more than the other.
     sizes = np.unique(dataset.table.lengths[:, 0])
@@ -105,7 +144,7 @@ def rivals(dataset: Dataset, pairs: bool, trunk: bool) -> Callable[[], float]:
     steps = list(loader)
 
     def run() -> float:
-        spent = 0.0
+        spent = total = 0.0
         for step in steps:
             rows = list(step)
             tensors = [model.tensors(row) for row in rows]
@@ -115,10 +154,13 @@ def rivals(dataset: Dataset, pairs: bool, trunk: bool) -> Callable[[], float]:
                     model(each).sum().backward()
             else:
                 training.begin(rows, step, CPU)
-                for row in rows:
-                    training.backward(row)
+                found = [training.backward(row) for row in rows]
+                # Steps hold other groups in each dataset, so sums are compared.
+                total += float(sum(found)) * training.divisor
             spent += time.process_time() - begun
             model.zero_grad()
+        if sums is not None:
+            sums.append(total)
         return spent
 
     return run
@@ -359,8 +401,14 @@ def main() -> None:
     parser.add_argument("--oasst", help="trees of OASST, JSON lines")
     parser.add_argument("--tokenizer")
     parser.add_argument("--template")
+    parser.add_argument(
+        "--round", metavar="FOLDER", help="trajectories; then nothing else is timed"
+    )
     flags = parser.parse_args()
     torch.set_num_threads(flags.threads)
+    if flags.round:
+        table("Trees against paths apart", compare_round(flags.round, flags.repeats))
+        return
     rows = columns(flags.repeats)
     for name, (prompt, answer, count, documents, goal) in SHAPES.items():
         rows += compare(

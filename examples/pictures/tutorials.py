@@ -1,9 +1,10 @@
-"""The pictures of three tutorials, from their own data: `python examples/pictures/tutorials.py
+"""The pictures of four tutorials, from their own data: `python examples/pictures/tutorials.py
 [FOLDER]`.
 
 chunks.svg: one sentence in two tokenizations, one above the other, and the chunks that both agree
 on. slots.svg: a chat with an image as its tokens, with the patches of the image in their slots.
-branches.svg: a pair of answers as a prefix tree. Each comes out the same on every machine.
+branches.svg: a pair of answers as a prefix tree. diffusion.svg: who sees whom in a masked document,
+and in its blocks. Each comes out the same on every machine.
 """
 
 import argparse
@@ -13,18 +14,24 @@ import io
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from penstock.inputs import AttentionRule
 from PIL import Image, ImageDraw
 
 import penstock as ps
-from penstock.data.shards import Document
+from penstock.data.shards import Corpus, Document
 from penstock.tokenizers import Tokenizer
+from penstock.use.config.run_file import LOOKED_AT
+from penstock.use.inspection import tokenizer_of, view_rows
 
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 SIZE, CHARACTER = 13, 7.9
 """Of the font, and the width of one character, in pixels."""
 HEIGHT, GAP, MARGIN = 28, 3, 24
 TEAL, BROWN, INK, GREY, PALE = "#0b6e75", "#8a4b00", "#16202a", "#5c6b73", "#eef2f3"
+PALE_TEAL, CELL = "#b5d6d9", 14
+"""Of clean copies; and the side of a cell, in pixels."""
 CHUNKS = ("#d9ecec", "#f3e6d3")
 CONTROLS = ["<|im_start|>", "<|im_end|>", "<image>"]
 
@@ -37,7 +44,7 @@ def main() -> None:
     )
     folder: Path = parser.parse_args().folder
     with tempfile.TemporaryDirectory() as work:
-        for name, draw in {"chunks": chunks, "slots": slots, "branches": branches}.items():
+        for name, draw in DRAWN.items():
             (folder / f"{name}.svg").write_text(draw(Path(work)), encoding="utf-8")
             print(folder / f"{name}.svg")
 
@@ -243,6 +250,77 @@ def _separate(document: Document) -> int:
     """Slots of the paths of a tree, each by itself."""
     assert document.tree is not None
     return int(document.tree.paths[:, 1].sum())
+
+
+def diffusion(work: Path) -> str:
+    """A document under masked and under block diffusion: its slots downwards, and whom each sees to
+    the right.
+    """
+    texts = ["The capital of Japan is Tokyo, if I remember."] * 9
+    ps.train_tokenizer(
+        texts, vocab_size=400, special_tokens=["<|mask|>"], output=f"{work}/masks", progress=False
+    )
+    data = ps.prepare(
+        [{"text": texts[0]}], tokenizer=f"{work}/masks", output=work / "masked", progress=False
+    )
+    parts: list[str] = []
+    left = float(MARGIN)
+    bottom = 0.0
+    for title, objective in (
+        ("MaskedDiffusion()", ps.MaskedDiffusion()),
+        ("BlockDiffusion(block=4)", ps.BlockDiffusion(block=4)),
+    ):
+        drawn, right, low = _who_sees_whom(data, objective, left)
+        parts += [_text(left, 28, title, TEAL, weight=600), *drawn]
+        left, bottom = right + 3 * MARGIN, max(bottom, low)
+    about = "Brown: a mask, and the word that it must predict. Pale: clean copies, only read."
+    parts.append(_text(MARGIN, bottom + 30, about, GREY))
+    return _svg(
+        left - 2 * MARGIN,
+        bottom + 48,
+        parts,
+        "Who sees whom: all slots of a masked document, or a block itself and the clean copies "
+        "before it",
+    )
+
+
+def _who_sees_whom(data: Corpus, objective: Any, left: float) -> tuple[list[str], float, float]:
+    """The slots of the first document as lines, with a cell for each slot that they see; and where
+    the drawing ends.
+    """
+    loader = ps.Loader(
+        ps.Source(data, objective=objective), sequence_length=48, rows_per_step=1, seed=2,
+        requirements=LOOKED_AT, threads=0,
+    )  # fmt: skip
+    [view] = view_rows(loader, 0, [0], tokenizer_of)
+    document = view.documents[0]
+    seen = AttentionRule.of(next(iter(loader.seek(0)))[0]).dense_mask()
+    role = {i: each for each in document.stretches for i in range(each.begin, each.end)}
+    parts, labels = [], 78.0
+    for slot in range(document.end):
+        top = 44 + CELL * slot
+        masked = role[slot].role == "masked"
+        word = view.target_texts[slot] if masked else view.texts[slot]
+        ink = BROWN if masked else GREY if role[slot].role == "clean" else INK
+        parts.append(
+            f'<text x="{left + labels - 6:.1f}" y="{top + CELL - 4}" text-anchor="end" '
+            f'font-size="11" fill="{ink}" font-weight="{600 if masked else 400}" '
+            f'xml:space="preserve">{html.escape(_spaces(word))}</text>'
+        )
+        for key in range(document.end):
+            if seen[slot, key]:
+                fill = PALE_TEAL if role[key].role == "clean" else TEAL
+                fill = BROWN if role[key].role == "masked" else fill
+                parts.append(
+                    f'<rect x="{left + labels + CELL * key:.1f}" y="{top}" width="{CELL - 1}" '
+                    f'height="{CELL - 1}" rx="2" fill="{fill}"/>'
+                )
+    size = CELL * document.end
+    return parts, left + labels + size, 44.0 + size
+
+
+DRAWN = {"chunks": chunks, "slots": slots, "branches": branches, "diffusion": diffusion}
+"""Each makes the picture of its name."""
 
 
 # -- what they are made of

@@ -339,6 +339,26 @@ def test_a_call_that_was_cut_is_no_call(tokenizer):
         assert ("<tool_call>" in message["content"]) == (not calls)
 
 
+def test_a_form_that_was_right_is_tried_first(tokenizer, monkeypatch):
+    """Each form costs a render of the whole conversation, in every turn."""
+    trajectory = Trajectory(tokenizer, Template(source=CALLS), tools=TOOLS)
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>'
+    sizes, render = [], Template.render
+
+    def counts(self, messages, **options):
+        if options.get("add_generation_prompt"):
+            sizes.append(len(messages))
+        return render(self, messages, **options)
+
+    monkeypatch.setattr(Template, "render", counts)
+    for new in (ASKED, *([{"role": "tool", "content": "3"}] for _ in range(3))):
+        trajectory.prompt(new)
+        trajectory.reply(ids_of(tokenizer, call), finish_reason="stop")
+    counted = Counter(sizes)
+    # In the first turn with a call the arguments are tried as text, then as an object.
+    assert [counted[size] for size in (1, 3, 5, 7)] == [1, 2, 1, 1]
+
+
 def test_texts_become_parts_once_a_template_wants_them(tokenizer):
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"

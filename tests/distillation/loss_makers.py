@@ -214,6 +214,12 @@ def only(world: World, chosen: slice) -> World:
 
 def plain_loss(world: World, settings: LossSettings) -> Tensor:
     """Σ weight × divergence × temperature², one chunk after the other."""
+    if settings.forward_share is not None:
+        one, other = (
+            plain_loss(world, replace(settings, forward_share=None, reverse=reverse))
+            for reverse in (False, True)
+        )
+        return settings.forward_share * one + (1 - settings.forward_share) * other
     logits = world.head(world.hidden)[:, : world.vocab_size]
     pairing = plainly_merged(world, settings)
     total = logits.new_zeros(())

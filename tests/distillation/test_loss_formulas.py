@@ -23,6 +23,9 @@ OPTIONS = (
     {"kind": "kl", "reverse": True, "temperature": 1.7},
     {"kind": "kl", "top_k": 4, "temperature": 0.6},
     {"kind": "kl", "top_k": 4, "reverse": True},
+    {"kind": "kl", "forward_share": 0.3, "temperature": 1.7},
+    {"kind": "kl", "forward_share": 0.3, "top_k": 4},
+    {"kind": "p_kl", "forward_share": 0.8},
     {"kind": "p_kl", "temperature": 1.7},
     {"kind": "p_kl", "top_k": 4, "reverse": True},
     {"kind": "p_kl", "top_k": 4, "chunk": "first"},
@@ -60,6 +63,8 @@ def loss_settings(draw):
         "reverse": draw(st.booleans()),
         "top_k": draw(st.none() | st.integers(1, 15)),
     }
+    if kind != "uld" and (share := draw(st.none() | st.floats(0, 1))) is not None:
+        options |= {"reverse": False, "forward_share": share}
     options["chunk"] = draw(st.sampled_from(("mean", "first")))
     if kind == "alm":
         options["debias"], options["merge_below"] = (

@@ -30,10 +30,13 @@ VARIANTS = [
     for more in (
         {},
         {"reverse": True},
+        {"forward_share": 0.3},
         {"top_k": 4},
         {"chunk": "first"},
         {"top_k": 4, "reverse": True},
+        {"top_k": 4, "forward_share": 0.3},
     )
+    if kind != "uld" or "forward_share" not in more
 ]
 
 IDENTICAL = [
@@ -298,6 +301,9 @@ def test_refusals():
         ({"kind": "alm", "temperature": 2.0}, "at temperature 1, got 2.0"),
         ({"kind": "mse"}, "kind must be one of"),
         ({"chunk": "last"}, "chunk must be one of"),
+        ({"forward_share": 1.5}, r"forward_share must be in \[0, 1\], got 1.5"),
+        ({"forward_share": 0.5, "reverse": True}, "leave out reverse: forward_share 0 is the"),
+        ({"kind": "uld", "forward_share": 0.5}, "uld is a distance, which has no direction"),
     ],
 )
 def test_settings_refuse(wrong, message):

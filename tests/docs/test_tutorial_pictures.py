@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DRAWN = ("branches", "chunks", "slots")
+DRAWN = ("branches", "chunks", "diffusion", "slots")
 
 
 def _without_pixels(picture: Path) -> str:

@@ -110,6 +110,29 @@ def test_a_text_does_not_depend_on_its_company(block, remasking):
     assert shared[0] != shared[1], "choices of one prompt are drawn apart"
 
 
+def test_masks_are_filled_in_anywhere():
+    """One by one, the surest first; each sees what stands on both sides."""
+    model = model_of()
+    texts = [[BOS, MASK, 72, MASK, MASK, 101], [BOS, 72, MASK, END]]
+    found = unmasker(model).fill(texts, GREEDY)
+    for text, one in zip(texts, found, strict=True):
+        expected = list(text)
+        while MASK in expected:
+            logits = slow_logits(model, expected, 0, 0)
+            logits[:, [*(set(IDS.values()) - {END})]] = -torch.inf
+            best, chosen = logits.log_softmax(-1).max(-1)
+            places = [place for place, token in enumerate(expected) if token == MASK]
+            place = max(places, key=lambda place: (float(best[place]), -place))
+            expected[place] = int(chosen[place])
+        assert list(one) == expected
+    at_once = unmasker(model).fill(texts, GREEDY, Unmasking(unmask_steps=1))
+    assert all(MASK not in one for one in at_once)
+    with pytest.raises(ConfigError, match="a mask does not see what stands behind its block"):
+        unmasker(model_of(block=4)).fill(texts, GREEDY)
+    with pytest.raises(ConfigError, match="text 1 has 2 tokens, 0 of them masks"):
+        unmasker(model).fill([texts[0], [BOS, 72]], GREEDY)
+
+
 @pytest.mark.parametrize("block", [0, 4])
 def test_pieces_are_the_text(block):
     model = model_of(block=block)

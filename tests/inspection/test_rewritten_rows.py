@@ -436,6 +436,8 @@ def test_json_and_pages_tell_stretches(words):
         "role": "mode",
         "span": -1,
         "word": -1,
+        "block": -1,
+        "level": None,
     }
     found = payload(PageData(title="t", rows=[view]))
     row = found["rows"][0]

@@ -200,6 +200,7 @@ def use_trees(folder):
     )
     for step in loader:
         step.arrays()
+        assert len(step.documents) == sum(int(row.paths.documents[-1]) + 1 for row in step)
         for row in step.joined(2):
             assert row.paths is not None
             assert len(row.paths.owners) == len(row.paths.slots) >= len(row.paths[0])

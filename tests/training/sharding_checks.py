@@ -19,7 +19,7 @@ import penstock as ps
 from makers.models import tiny_huggingface
 from penstock.learn.training.computing import set_precision
 from penstock.learn.training.distributed import Ranks
-from penstock.learn.training.losses import row_loss
+from penstock.learn.training.losses import loss, row_loss
 from penstock.learn.training.optimizer_settings import OptimizerSettings
 from penstock.learn.training.optimizers import Optimizers
 from penstock.learn.training.sharding import GradientSync, shard, take_share
@@ -207,6 +207,24 @@ def check_traffic(ranks: Ranks) -> Any:
             "passes": len(rows),
             **calls.summary(),
         }
+    return found
+
+
+def check_documents(ranks: Ranks) -> Any:
+    """Gradients of a function of the documents' losses, which come in the backward pass."""
+
+    def learn(model: Any, rows: list[ModelInput]) -> None:
+        for row in GradientSync(model).over(rows):
+            found = loss(model, row, by="document").losses
+            (found * torch.arange(1.0, 3.0)).square().sum().backward()
+
+    rows, found = [a_row(seed) for seed in range(ROWS)], {}
+    for name, dtype in product(("tied", "untied", "lora"), ("float32", "bfloat16")):
+        alone, model = make(name, dtype), make(name, dtype)
+        learn(alone, rows)
+        shard(model, ranks)
+        learn(model, share_of(ranks, rows))
+        found[f"{name} {dtype}"] = farthest(gradients(model), gradients(alone))
     return found
 
 

@@ -27,6 +27,7 @@ SCRIPT = """
     from penstock.models.own_model import OwnModel
     from penstock.models.settings import BlockSettings
     from penstock.learn.training import row_loss
+    from penstock.learn.training.losses import loss
 
     class Own(torch.nn.Module):
         vocab_size = 61
@@ -50,6 +51,22 @@ SCRIPT = """
         found.loss.backward()
         gradients = torch.cat([w.grad.flatten() for w in model.parameters() if w.requires_grad])
         return [found.loss.detach(), found.cross_entropy, torch.tensor(float(found.num_targets))], gradients
+
+    def by_document(model, row):
+        # A function of the sums that weighs each document differently.
+        def sums(tensors):
+            model.zero_grad()
+            found = loss(model, tensors, by="document", z_loss=1e-3)
+            (found.losses * torch.arange(1.0, len(found) + 1)).sum().backward()
+            gradients = torch.cat([w.grad.flatten() for w in model.parameters()])
+            return [found.losses.detach(), found.weights, found.targets.double(), found.right.double()], gradients
+
+        whole, due = sums(model.tensors(row))
+        mine, gradients = sums(model.slice_tensors(RowSlice.of(row, rank, size)))
+        for one in (*mine, gradients):
+            dist.all_reduce(one)
+        losses = max(float((one - other).abs().max() / other.abs().max()) for one, other in zip(mine, whole))
+        return losses, float((gradients - due).abs().max() / due.abs().max())
 
     def compare(model, row, group=None, distances=1, chunks=8, backend="auto", part_of=lambda row: row):
         whole, due = learn(model, row, model.tensors(row), distances)
@@ -76,6 +93,8 @@ SCRIPT = """
         ),
         "windows": compare(tiny_model(61, dtype=torch.float64, sliding_window=11), long),
         "softcap": compare(tiny_model(61, dtype=torch.float64, attention_softcap=2.0), prefixes),
+        "by document": by_document(plain, long),
+        "prefixes by document": by_document(plain, prefixes),
         "a rank without targets": compare(plain, random_row((2, 2, 1), padding=40)),
     }
     inner = tiny_huggingface(max_position_embeddings=256).double().train()
@@ -125,6 +144,8 @@ CASES = (
     "distances",
     "windows",
     "softcap",
+    "by document",
+    "prefixes by document",
     "a rank without targets",
     "transformers",
     "checkpoints",

@@ -56,6 +56,22 @@ def test_trajectories_of_two_turns_become_groups(run, tmp_path):
         assert second["prompt_ids"][: len(begin)] == begin
 
 
+def test_their_file_can_be_prepared_again(run, tmp_path):
+    found = run.rollouts(PROMPTS, output=tmp_path / "data", environment=twice, **OPTIONS)
+    again = ps.prepare_trajectories(
+        tmp_path / "data.jsonl",
+        tokenizer=found.dataset.path / "tokenizer",
+        output=tmp_path / "again",
+        progress=False,
+    )
+    # Trajectories come in the order in which they ended.
+    ours, theirs = (
+        sorted(sorted(one.tokens.tolist()) for one in given) for given in (found.dataset, again)
+    )
+    assert ours == theirs
+    assert again.num_tokens == found.dataset.num_tokens
+
+
 def test_log_probabilities_are_those_that_training_computes(run, data, tmp_path):  # noqa: F811
     found = run.rollouts(PROMPTS, output=tmp_path / "data", environment=twice, **OPTIONS)
     scored = run.reference(found.dataset, tmp_path / "scored", progress=False)

@@ -34,9 +34,8 @@ def asked(folder: Path, processes: int, *checks: str) -> dict:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """Answers of two ranks."""
-    return asked(
-        tmp_path_factory.mktemp("two"), 2, "gradients", "theirs", "traffic", "texts", "muon"
-    )
+    checks = ("gradients", "documents", "theirs", "traffic", "texts", "muon")
+    return asked(tmp_path_factory.mktemp("two"), 2, *checks)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -47,6 +46,11 @@ def test_gradients_are_those_of_one_process(two, name):
     # uses in bfloat16, and gather all in it.
     wide = name == "recurrent" or "lora" in name
     assert two["gradients"][f"{name} bfloat16"] < (0.03 if wide else 0.01)
+
+
+def test_gradients_by_document_are_those_of_one_process(two):
+    for name, found in two["documents"].items():
+        assert found < (0.03 if "bfloat16" in name else 1e-6), name
 
 
 @pytest.mark.parametrize("name", THEIRS)

@@ -41,7 +41,12 @@ def section(where, **loss):
 
 
 @pytest.mark.parametrize(
-    "loss", [{"kind": "p_kl", "top_k": 8, "temperature": 2.0}, {"kind": "alm"}]
+    "loss",
+    [
+        {"kind": "p_kl", "top_k": 8, "temperature": 2.0},
+        {"kind": "p_kl", "top_k": 8, "forward_share": 0.4},
+        {"kind": "alm"},
+    ],
 )
 def test_as_from_the_teacher_itself(data, tmp_path, teacher, loss):
     told = section({"model": str(teacher)}, **loss)

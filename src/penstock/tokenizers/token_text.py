@@ -17,7 +17,8 @@ class Spelling:
             TokenizerError: There is no exact byte table for this vocabulary.
         """
         table = tokenizer.byte_table
-        self._data, self._offsets = table.data.tobytes(), table.offsets.tolist()
+        # Views, not copies: each conversation has one, and vocabularies are large.
+        self._data, self._offsets = table.data.data, table.offsets
         self._names = {
             i: text.encode() for text, i in tokenizer.special_tokens.items() if i not in silent
         }
@@ -41,4 +42,6 @@ class Spelling:
         return self._spaced[token]
 
     def __getitem__(self, token: int) -> bytes:
-        return self._names.get(token) or self._data[self._offsets[token] : self._offsets[token + 1]]
+        return self._names.get(token) or bytes(
+            self._data[self._offsets[token] : self._offsets[token + 1]]
+        )

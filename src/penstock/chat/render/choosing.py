@@ -59,7 +59,12 @@ class _Try:
 
 
 def render_form(
-    conversation: Conversation, template: Template, stops: Collection[str] = ()
+    conversation: Conversation,
+    template: Template,
+    stops: Collection[str] = (),
+    *,
+    prompted: bool = False,
+    likely: Sequence[Form] = (),
 ) -> tuple[Conversation, Rendered]:
     """The form of a conversation that the template accepts, and its text, with what is lost in it.
 
@@ -67,6 +72,9 @@ def render_form(
         conversation: As read.
         template: The template.
         stops: Texts that end a generation.
+        prompted: Whether the text ends with the prompt for the next reply.
+        likely: The changes that were right for a shorter part of the conversation. If nothing is
+            lost with them, no other form is rendered.
 
     Raises:
         RecordError: The template accepts none; names the settings that may help.
@@ -76,23 +84,24 @@ def render_form(
     ):
         if (
             not conversation.forms
-            and (rendered := _all_written(conversation, template, texts)) is not None
+            and (rendered := _all_written(conversation, template, texts, prompted)) is not None
         ):
             return conversation, _with_lost(conversation, rendered, stops)
         conversation = replace(conversation, forms=(*conversation.forms, "wrap_text"))
     best: _Try | None = None
     helpful: set[Form] = set()
     failures: list[RecordError] = []
-    for chosen in choices(conversation.forms):
+    for chosen in sorted(choices(conversation.forms), key=lambda one: one != tuple(likely)):
         if best is not None and not helpful.issuperset(chosen):
             continue
         form = changed(conversation, chosen) if chosen else conversation
         try:
-            rendered = _render(form, template)
+            rendered = _render(form, template, prompted)
         except RecordError as error:
             failures.append(error)
             continue
-        rendered = _with_lost(form, rendered, stops, _as_objects(conversation, form), template)
+        objects = _as_objects(conversation, form)
+        rendered = _with_lost(form, rendered, stops, objects, template, prompted)
         taken = replace(form, forms=()) if form.forms else form
         found = _Try(taken, rendered, _loses_texts(form, rendered, template.reads_parts))
         if not found.kinds:
@@ -104,9 +113,12 @@ def render_form(
     raise RecordError(refusal(conversation, template, failures)) from failures[0]
 
 
-def _render(conversation: Conversation, template: Template) -> Rendered:
+def _render(conversation: Conversation, template: Template, prompted: bool) -> Rendered:
     return template.render(
-        conversation.messages, tools=conversation.tools, **conversation.variables
+        conversation.messages,
+        tools=conversation.tools,
+        add_generation_prompt=prompted,
+        **conversation.variables,
     )
 
 
@@ -116,24 +128,27 @@ def _with_lost(
     stops: Collection[str],
     objects: Conversation | None = None,
     template: Template | None = None,
+    prompted: bool = False,
 ) -> Rendered:
     """The text with what is lost in it; `objects`: the same with arguments that are objects, where
     some are texts.
     """
     lost = tuple(find_lost(conversation.messages, rendered, stops))
     if objects is not None and template is not None and not lost:
-        lost = tuple(_unlike_objects(conversation, rendered, objects, template))
+        lost = tuple(
+            _unlike_objects(conversation, rendered, _plain(objects, template, prompted), objects)
+        )
     return replace(rendered, lost=lost) if lost else rendered
 
 
 def _all_written(
-    conversation: Conversation, template: Template, texts: Sequence[int]
+    conversation: Conversation, template: Template, texts: Sequence[int], prompted: bool
 ) -> Rendered | None:
     """The text of a conversation as it is, if the template writes the content of these messages:
     nearly always.
     """
     try:
-        rendered = _render(conversation, template)
+        rendered = _render(conversation, template, prompted)
     except RecordError:
         return None
     written = {run[1] for run in rendered.runs if run[2] == "content"}
@@ -154,10 +169,11 @@ def _as_objects(conversation: Conversation, form: Conversation) -> Conversation 
 
 
 def _unlike_objects(
-    conversation: Conversation, rendered: Rendered, objects: Conversation, template: Template
+    conversation: Conversation, rendered: Rendered, of_objects: str | None, objects: Conversation
 ) -> Iterator[Lost]:
-    """Arguments as text that are not what the template writes for the same arguments as objects."""
-    of_objects = _plain(objects, template)
+    """Arguments as text that are not what the template writes for the same arguments as objects:
+    that conversation, and its text.
+    """
     values = dict(_values_as_text(conversation, objects))
     if of_objects is None or not values:
         return
@@ -174,14 +190,17 @@ def _unlike_objects(
         yield Lost(next(iter(values))[0], "arguments", reason, weight=2)
 
 
-def _plain(conversation: Conversation, template: Template) -> str | None:
+def _plain(conversation: Conversation, template: Template, prompted: bool) -> str | None:
     """The text of a conversation; None if the template raises, or Jinja escapes some of it."""
     try:
         if not template.may_escape:
             return template.render_plain(
-                conversation.messages, tools=conversation.tools, **conversation.variables
+                conversation.messages,
+                tools=conversation.tools,
+                add_generation_prompt=prompted,
+                **conversation.variables,
             )
-        rendered = _render(conversation, template)
+        rendered = _render(conversation, template, prompted)
     except RecordError:
         return None
     return None if rendered.escaped else rendered.text

@@ -20,13 +20,15 @@ them is rendered. Three ways to go on after a reply:
 With a processor, messages may hold images, sounds or videos: `ids` have their tokens, and `images`
 says where each stands. What stands before a reply stays there.
 
-Costs two to three renders of the conversation a prompt.
+Costs a render of the conversation a prompt, and one more for each other form of its messages that
+is tried.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
 
+from penstock.chat.records.conversation import Form
 from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.messages import read_messages
 from penstock.chat.records.tools import read_tools
@@ -162,6 +164,8 @@ class Trajectory:
         """Of each reply: number of its path, and tokens of its prompt."""
         self._done: list[TokenPath] = []
         self._path = OpenPath()
+        self._form: tuple[Form, ...] = ()
+        """Changes of messages that the template needed for the last prompt."""
         self._sent = ""
         """The text of all that was sent and sampled in this path."""
         self._awaits = False
@@ -210,13 +214,14 @@ class Trajectory:
         if not messages:
             raise ConfigError("prompt() needs at least one new message")
         whole = [*self.messages, *self._read(messages)]
-        rendered = render_whole(whole, self.template, self._tools, self._variables)
+        rendered = render_whole(whole, self.template, self._tools, self._variables, self._form)
         if not self._said:
             step = self._begin(rendered)
         elif self._as_template(whole[len(self.messages) :]):
             step = self._follow(rendered)
         else:
             step = self._append(rendered)
+        self._form = rendered.form
         self._asked.append(len(self.messages))
         self.messages, self._awaits = whole, True
         self.steps.append(step)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation
+from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation, Form
 from penstock.chat.render.choosing import render_form
 from penstock.chat.render.forms import forms_of
 from penstock.chat.render.template import Rendered, Template
@@ -21,6 +21,8 @@ class Whole(NamedTuple):
     conversation: RenderedConversation
     literal: Bool
     """Which characters the template wrote, bool [characters]."""
+    form: tuple[Form, ...]
+    """Changes of messages that the template needed."""
 
     @property
     def text(self) -> str:
@@ -33,8 +35,16 @@ def render_whole(
     template: Template,
     tools: tuple[JsonObject, ...] | None,
     variables: JsonMapping,
+    likely: tuple[Form, ...] = (),
 ) -> Whole:
-    """The conversation in the form that the template accepts.
+    """The conversation in the form that the template accepts, with the prompt at its end.
+
+    Args:
+        messages: All so far.
+        template: The template.
+        tools: What may be called.
+        variables: Of the template.
+        likely: Changes of messages that the template needed before.
 
     Raises:
         ConversationError: The template refuses it.
@@ -48,14 +58,7 @@ def render_whole(
         variables=variables,
     )
     try:
-        if conversation.forms or template.reads_parts:
-            conversation = render_form(conversation, template)[0]
-        rendered = template.render(
-            conversation.messages,
-            tools=conversation.tools,
-            add_generation_prompt=True,
-            **variables,
-        )
+        conversation, rendered = render_form(conversation, template, prompted=True, likely=likely)
     except RecordError as error:
         raise ConversationError(
             f"trajectory of {len(messages)} messages, message {len(messages) - 1} the last: {error}"
@@ -63,4 +66,4 @@ def render_whole(
     parts = RenderedConversation(
         template, rendered, conversation.messages, conversation.tools, variables
     )
-    return Whole(rendered, parts, literal_of(rendered))
+    return Whole(rendered, parts, literal_of(rendered), conversation.changed)

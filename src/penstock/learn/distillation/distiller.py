@@ -2,6 +2,7 @@
 
     denominators:  Σ chunk weights of each teacher, over the step and all ranks (one all-reduce)
     a row:         factor × Σ over teachers and chunks of share(teacher, document) × weight × divergence ÷ denominator
+    averaged:      factor × Σ over chunks of weight × divergence from the teachers' mean, by their shares ÷ denominator
 
 Guarantees: a row's loss depends only on the row and the denominators, so microbatches, ranks and
 worker threads change nothing but the order of additions. The choice of teacher depends only on the
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from penstock.core.errors import StateError
 from penstock.core.json_values import JsonObject
 from penstock.data.shards.opening import open_dataset
+from penstock.learn.distillation.averaged import averaged, require_one_reading
 from penstock.learn.distillation.blocks import Pairing
 from penstock.learn.distillation.losses import distillation_loss
 from penstock.learn.distillation.outputs import TeacherOutputs, Wanted
@@ -36,11 +38,12 @@ Sum = Callable[[Sequence[float]], list[float]]
 """Sums each value over all ranks."""
 
 
-def wanted_of(loss: LossSettings) -> Wanted:
+def wanted_of(loss: LossSettings, *, averaged: bool = False) -> Wanted:
     """What a loss needs from its teacher: the full distribution, the top-k tokens, or only the
-    tokens of the text.
+    tokens of the text. The most likely tokens of a mean are known only from whole distributions.
     """
-    top_k = 1 if loss.kind == "alm" else None if loss.kind in ("h_kl", "uld") else loss.top_k
+    whole = averaged or loss.kind in ("h_kl", "uld")
+    top_k = 1 if loss.kind == "alm" else None if whole else loss.top_k
     return Wanted(
         temperature=loss.temperature, top_k=top_k, boundary=loss.kind == "alm" and loss.debias
     )
@@ -88,9 +91,11 @@ class Distiller(nn.Module):
         self._sums: list[Tensor] = []
         self._pairs: list[Tensor | None] = []
         projectors: list[nn.Module] = []
-        for one in self.teachers:
+        self._averaged = settings.combine == "average"
+        for number, one in enumerate(self.teachers):
             loss, projection = one.settings.loss, one.projection
-            if projection is not None and loss.kind == "p_kl":
+            used = number == 0 or not self._averaged
+            if projection is not None and loss.kind == "p_kl" and used:
                 projectors.append(Projector(projection, learnable=one.settings.learn_projection))
             else:
                 projectors.append(nn.Identity())
@@ -107,11 +112,12 @@ class Distiller(nn.Module):
         """Begin a step: teachers may start to work ahead, and the denominators are summed over all
         ranks.
         """
+        count = 1 if self._averaged else len(self.teachers)
         self._denominators = total(
-            [sum(float(row[t].weights.sum()) for row in rows) for t in range(len(self.teachers))]
+            [sum(float(row[t].weights.sum()) for row in rows) for t in range(count)]
         )
         self._sums = [
-            torch.zeros((), dtype=torch.float64, device=self._device) for _ in self.teachers
+            torch.zeros((), dtype=torch.float64, device=self._device) for _ in range(count)
         ]
         for number, one in enumerate(self.teachers):
             one.teacher.ask([row[number] for row in rows])
@@ -132,8 +138,12 @@ class Distiller(nn.Module):
             rows: Each teacher's side of the row.
         """
         outputs = [one.teacher.outputs(row) for one, row in zip(self.teachers, rows, strict=True)]
-        head, parts = Head.of(logits_of), []
-        for number, share in enumerate(self._shares(outputs, rows)):
+        head, parts, shares = Head.of(logits_of), [], self._shares(outputs, rows)
+        if self._averaged:
+            require_one_reading(rows)
+            outputs = [averaged(outputs, rows[0], shares)]
+            shares = torch.ones_like(shares[:1])
+        for number, share in enumerate(shares):
             one, row = self.teachers[number], rows[number]
             documents = on_device(row.documents.astype(np.int64), self._device)
             weights = on_device(row.weights, self._device) * share[documents].to(torch.float32)

@@ -1,10 +1,15 @@
 """Divergences between distributions, line by line: never negative, and exactly 0 with gradient 0 if
 both are equal.
 
+The two directions of KL can be mixed: `forward` is the share α of KL(p ‖ q), p being the teacher's,
+and KL(q ‖ p) has the share 1 − α. 1 is the one alone, 0 the other (as `kl_type: mixed` with
+`mixed_kl_weight` of NeMo-RL's distillation loss).
+
 KL is computed as Σ q − p + p × (log p − log q), which equals KL if both sum to 1. Every term is at
 least 0, and its gradient vanishes term by term where p = q, not only in the sum.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,13 +37,18 @@ class _KLOfLogits(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, log_p: Tensor, reverse: bool) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, log_p: Tensor, forward: float) -> Tensor:
         log_q = torch.log_softmax(logits, -1)
         p, q = log_p.exp(), log_q.exp()
         gap = log_q.clamp_min_(LOWEST).sub_(log_p.clamp_min(LOWEST))
-        if reverse:
+        if 0 < forward < 1:
+            apart, more = torch.linalg.vecdot(q, gap), q - p
+            one = more.sum(-1) - torch.linalg.vecdot(p, gap)
+            value: Tensor = one.mul_(forward).add_(apart - more.sum(-1), alpha=1 - forward)
+            gradient = gap.sub_(apart[:, None]).mul_(q).mul_(1 - forward).add_(more, alpha=forward)
+        elif not forward:
             apart = torch.linalg.vecdot(q, gap)
-            value: Tensor = (p - q).sum(-1) + apart
+            value = (p - q).sum(-1) + apart
             gradient = gap.sub_(apart[:, None]).mul_(q)
         else:
             gradient = q.sub_(p)
@@ -53,12 +63,23 @@ class _KLOfLogits(torch.autograd.Function):
         return gradient * incoming[:, None], None, None
 
 
-def kl_of_logits(logits: Tensor, log_p: Tensor, *, reverse: bool) -> Tensor:
-    """KL(p ‖ softmax(logits)) of each line, or the reverse, ≥ 0; both [n, V] float32 or float64,
-    log_p constant.
+def kl_of_logits(logits: Tensor, log_p: Tensor, *, forward: float) -> Tensor:
+    """KL between p and q = softmax(logits) of each line, ≥ 0; `forward`: share of KL(p ‖ q);
+    both [n, V] float32 or float64, log_p constant.
     """
-    value: Tensor = _KLOfLogits.apply(logits, log_p, reverse)
+    value: Tensor = _KLOfLogits.apply(logits, log_p, forward)
     return not_negative(value)
+
+
+def mixed(forward: float, ahead: Callable[[], Tensor], back: Callable[[], Tensor]) -> Tensor:
+    """Two divergences with the shares `forward` and 1 − `forward`; one of share 0 is not
+    computed.
+    """
+    if forward == 1:
+        return ahead()
+    if forward == 0:
+        return back()
+    return forward * ahead() + (1 - forward) * back()
 
 
 def kl_of_probabilities(p: Tensor, q: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigError
 from penstock.learn.distillation.blocks import ChunkBlock, Pairing, chunk_blocks, sum_over_blocks
-from penstock.learn.distillation.divergences import not_negative
+from penstock.learn.distillation.divergences import mixed, not_negative
 from penstock.learn.distillation.outputs import TeacherOutputs
 from penstock.learn.distillation.settings import LossSettings
 from penstock.learn.distillation.token_losses import (
@@ -202,9 +202,11 @@ class ChunkLikelihood:
         student = self._student(logits.to(accumulator(logits.dtype)), block)
         teacher = self._teacher(block, student)
         log_p, log_q = (x / self._settings.binary_temperature for x in (teacher, student))
-        if self._settings.reverse:
-            log_p, log_q = log_q, log_p
-        return binary_kl(log_p, log_q)
+        return mixed(
+            self._settings.forward,
+            lambda: binary_kl(log_p, log_q),
+            lambda: binary_kl(log_q, log_p),
+        )
 
     def _student(self, logits: Tensor, block: ChunkBlock) -> Tensor:
         side, log_z = block.student, logits.logsumexp(-1)

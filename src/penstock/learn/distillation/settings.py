@@ -10,6 +10,11 @@ from penstock.core.errors import ConfigError
 
 Kind = Literal["kl", "p_kl", "h_kl", "alm", "uld"]
 Reduction = Literal["mean", "first"]
+READING = (
+    *("loss", "projection", "learn_projection", "documents", "control_tokens", "bos"),
+    *("max_tokens", "multiple"),
+)
+"""What teachers have alike whose distributions are averaged."""
 
 
 @final
@@ -38,6 +43,10 @@ class LossSettings:
     reverse: bool = False
     """kl, p_kl, h_kl, alm: KL(student ‖ teacher), which seeks modes, instead of KL(teacher ‖
     student).
+    """
+    forward_share: float | None = None
+    """kl, p_kl, h_kl, alm: share α of both directions: α × KL(teacher ‖ student) + (1 − α) ×
+    KL(student ‖ teacher), as `mixed_kl_weight` of NeMo-RL; None: one of them, see `reverse`.
     """
     chunk: Reduction = "mean"
     """p_kl, h_kl, uld: a chunk's distribution is the mean of its tokens' predictions, or the first
@@ -73,6 +82,7 @@ class LossSettings:
             raise ConfigError(
                 f"loss.top_k must be at least 1, got {self.top_k}; leave it out for all tokens"
             )
+        self._check_share()
         if not 0 < self.threshold <= 1:
             raise ConfigError(f"loss.threshold must be in (0, 1], got {self.threshold!r}")
         if not 0 <= self.merge_below < 1:
@@ -82,6 +92,31 @@ class LossSettings:
                 f"loss alm compares probabilities at temperature 1, got {self.temperature!r}; "
                 "leave out temperature, or set binary_temperature instead"
             )
+
+    def _check_share(self) -> None:
+        if self.forward_share is None:
+            return
+        if not 0 <= self.forward_share <= 1:
+            raise ConfigError(
+                f"loss.forward_share must be in [0, 1], got {self.forward_share!r}; it is the "
+                "share of KL(teacher ‖ student)"
+            )
+        if self.reverse:
+            raise ConfigError(
+                f"loss.reverse and loss.forward_share ({self.forward_share:g}) both choose the "
+                "direction; leave out reverse: forward_share 0 is the reverse alone"
+            )
+        if self.kind == "uld":
+            raise ConfigError(
+                "loss uld is a distance, which has no direction; leave out forward_share"
+            )
+
+    @property
+    def forward(self) -> float:
+        """Share of KL(teacher ‖ student); that of KL(student ‖ teacher) is the rest."""
+        if self.forward_share is None:
+            return 0.0 if self.reverse else 1.0
+        return self.forward_share
 
 
 @final
@@ -182,6 +217,11 @@ class DistillationSettings:
     """How several teachers share a document. all: by their weights. by_score: by a softmax of
     sharpness × score, times the weights. best: the teacher with the best score gets it.
     """
+    combine: Literal["losses", "average"] = "losses"
+    """losses: the student is compared with each teacher, and the divergences are added. average: it
+    is compared once, with the mean of the teachers' distributions by their shares of the document.
+    That takes teachers with one tokenizer, one loss and the same way of reading.
+    """
     score: Literal["likelihood", "entropy", "confidence"] = "likelihood"
     """Score of a teacher on a document. likelihood: minus its nats per byte; entropy: minus its
     mean entropy; confidence: the mean probability of its most likely token.
@@ -203,3 +243,24 @@ class DistillationSettings:
                 "teacher.distillation is 0, so nothing would be learnt from the teachers; set "
                 "it above 0, or leave out the section teacher"
             )
+        if self.combine not in ("losses", "average"):
+            raise ConfigError(f"teacher.combine must be losses or average, got {self.combine!r}")
+        if self.combine == "average":
+            self._check_averaged()
+
+    def _check_averaged(self) -> None:
+        """Refuse teachers whose distributions cannot be averaged, as far as settings say."""
+        for number, one in enumerate(self.teachers):
+            if one.cache is not None:
+                raise ConfigError(
+                    f"teacher.combine average: teacher {number} is a cache, which holds only the "
+                    "most likely tokens, and those of a mean are others; give its model, or set "
+                    "combine to losses"
+                )
+            for name in READING:
+                theirs, first = getattr(one, name), getattr(self.teachers[0], name)
+                if theirs != first:
+                    raise ConfigError(
+                        f"teacher.combine average: teachers 0 and {number} differ in {name}, "
+                        f"{first!r} and {theirs!r}; give both the same, or set combine to losses"
+                    )

@@ -24,6 +24,7 @@ from penstock.learn.distillation.divergences import (
     kl_of_probabilities,
     kl_to_logs,
     listed_log_probs,
+    mixed,
     noise_of,
     rest_of,
     sorted_distance,
@@ -165,16 +166,16 @@ class SameVocabulary:
         logits = logits.to(accumulator(logits.dtype)) / self._settings.temperature
         if self._outputs.log_probs is not None and self._top_k is None:
             log_p = block.teacher.of_row(self._outputs.log_probs, logits)
-            return kl_of_logits(logits, log_p, reverse=self._settings.reverse)
+            return kl_of_logits(logits, log_p, forward=self._settings.forward)
         ids, listed = top_of(self._outputs, block.teacher, self._top_k, logits)
         if ids.shape[-1] == logits.shape[-1]:
             return kl_of_logits(
-                logits, listed.scatter(-1, ids, listed), reverse=self._settings.reverse
+                logits, listed.scatter(-1, ids, listed), forward=self._settings.forward
             )
         # A rest of 0, which rounding can cause, would be infinitely far from the student's.
         rest = rest_of(listed.exp()).clamp_min(torch.finfo(listed.dtype).eps)
         log_p, log_q = torch.cat((listed, rest.log()), -1), listed_log_probs(logits, ids)
-        return kl(log_q, log_p) if self._settings.reverse else kl(log_p, log_q)
+        return mixed(self._settings.forward, lambda: kl(log_p, log_q), lambda: kl(log_q, log_p))
 
 
 @final
@@ -216,18 +217,7 @@ class Projected:
         if self._outputs.log_probs is not None:
             teacher = teacher_mean(self._outputs, block.teacher, student)
             if self._settings.top_k is None or self._settings.top_k >= teacher.shape[-1]:
-                if self._settings.reverse:
-                    return self._reverse_of_all(
-                        self._projector(student),
-                        teacher_log_mean(self._outputs, block.teacher, student),
-                    )
-                # The teacher's rest is exactly 0, without rounding.
-                return self._compare(
-                    teacher,
-                    self._projector(student),
-                    self._reached,
-                    torch.zeros_like(teacher[:, :1]),
-                )
+                return self._compare_all(teacher, self._projector(student), block)
             teacher, ids = teacher.topk(self._settings.top_k)
             student = self._projector.columns(student, ids)
         else:
@@ -236,6 +226,18 @@ class Projected:
             )
             student = self._projector.columns(student, ids) * known
         return self._compare(teacher, student, self._reached[ids], rest_of(teacher))
+
+    def _compare_all(self, teacher: Tensor, student: Tensor, block: ChunkBlock) -> Tensor:
+        """Over the whole vocabulary: both [C, V], the student projected."""
+        # The teacher's rest is exactly 0, without rounding.
+        rest = torch.zeros_like(teacher[:, :1])
+        return mixed(
+            self._settings.forward,
+            lambda: kl_of_probabilities(*self._sides(teacher, student, self._reached, rest)),
+            lambda: self._reverse_of_all(
+                student, teacher_log_mean(self._outputs, block.teacher, student)
+            ),
+        )
 
     def _reverse_of_all(self, q: Tensor, log_p: Tensor) -> Tensor:
         """KL(student ‖ teacher) of projected student probabilities and the teacher's
@@ -248,10 +250,19 @@ class Projected:
         """KL of the teacher's and the student's listed probabilities, both [C, K], and of the
         rest.
         """
+        p, q = self._sides(p, q, reached, rest)
+        return mixed(
+            self._settings.forward,
+            lambda: kl_of_probabilities(p, q),
+            lambda: kl_of_probabilities(q, p),
+        )
+
+    @staticmethod
+    def _sides(p: Tensor, q: Tensor, reached: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+        """Both with the rest, [C, K + 1]."""
         lost, noise = p.masked_fill(reached, 0.0).sum(-1, keepdim=True), noise_of(p.dtype)
         p = torch.cat((p.masked_fill(~reached, 0.0), rest + noise), -1)
-        q = torch.cat((q, rest_of(q) + noise), -1) * (1 - lost)
-        return kl_of_probabilities(q, p) if self._settings.reverse else kl_of_probabilities(p, q)
+        return p, torch.cat((q, rest_of(q) + noise), -1) * (1 - lost)
 
 
 @final
@@ -276,26 +287,31 @@ class CommonVocabulary:
         self._pairs = pairs.to(torch.int64)
         sizes = vocab_size, full.shape[-1]
         self._uncommon = [_others(self._pairs[:, side], size) for side, size in enumerate(sizes)]
-        self._buckets = len(self._pairs) + bool(len(self._uncommon[1 if settings.reverse else 0]))
+        # Of KL from the teacher's side, and from the student's.
+        self._buckets = [len(self._pairs) + bool(len(others)) for others in self._uncommon]
 
     def __call__(self, logits: Tensor, block: ChunkBlock) -> Tensor:
         """The divergence of each chunk [C]."""
         student = student_mean(logits, block.student, self._settings.temperature)
         teacher = teacher_mean(self._outputs, block.teacher, student)
-        sides, others = [], []
-        for number, found in enumerate((student, teacher)):
-            common, other = self._parts(found, number)
-            sides.append(torch.cat((common, other.sum(-1, keepdim=True)), -1)[:, : self._buckets])
-            others.append(other)
-        q, p = sides
-        if self._settings.reverse:
-            common, other = self._parts(teacher_log_mean(self._outputs, block.teacher, student), 1)
-            apart = kl_to_logs(
-                q, torch.cat((common, other.logsumexp(-1, keepdim=True)), -1)[:, : self._buckets]
-            )
-        else:
-            apart = kl_of_probabilities(p, q)
-        return apart + sorted_distance(others[1], others[0], self._settings.top_k)
+        (common_q, others_q), (common_p, others_p) = (
+            self._parts(found, number) for number, found in enumerate((student, teacher))
+        )
+        q = torch.cat((common_q, others_q.sum(-1, keepdim=True)), -1)
+        p = torch.cat((common_p, others_p.sum(-1, keepdim=True)), -1)
+        ahead, back = (slice(count) for count in self._buckets)
+        apart = mixed(
+            self._settings.forward,
+            lambda: kl_of_probabilities(p[:, ahead], q[:, ahead]),
+            lambda: kl_to_logs(q[:, back], self._teacher_logs(block, student)[:, back]),
+        )
+        return apart + sorted_distance(others_p, others_q, self._settings.top_k)
+
+    def _teacher_logs(self, block: ChunkBlock, like: Tensor) -> Tensor:
+        """Logarithms of the teacher's common tokens and of all others together, [C, n + 1]."""
+        logs = teacher_log_mean(self._outputs, block.teacher, like)
+        common, others = self._parts(logs, 1)
+        return torch.cat((common, others.logsumexp(-1, keepdim=True)), -1)
 
     def _parts(self, found: Tensor, side: int) -> tuple[Tensor, Tensor]:
         """The columns of the common tokens and those of the others; side 0 is the student, 1 the

@@ -106,6 +106,41 @@ class Unmasker:
             pass
         return [self._written(text) for text in texts]
 
+    def fill(
+        self, texts: Sequence[Sequence[int]], sampling: Sampling, how: Unmasking | None = None
+    ) -> list[tuple[int, ...]]:
+        """Texts with all their masks replaced, wherever they are.
+
+        Args:
+            texts: Ids, with BOS if the model expects it, and masks.
+            sampling: temperature, top_k, top_p, min_p and seed have a meaning.
+            how: How masks are replaced; all of a text's masks are one block.
+
+        Raises:
+            ConfigError: The model sees texts block by block, so it cannot see what stands behind a
+                mask; or a text has no mask, or is longer than the context.
+        """
+        how, mask = how or Unmasking(), self._facts.mask_id
+        if self._facts.block:
+            raise ConfigError(
+                f"the model was trained with blocks of {self._facts.block}, so a mask does not "
+                "see what "
+                "stands behind its block; train with masked_diffusion to fill masks in anywhere"
+            )
+        _check(sampling)
+        begun = []
+        for place, ids in enumerate(texts):
+            if mask not in ids or len(ids) > self.context_length:
+                raise ConfigError(
+                    f"text {place} has {len(ids)} tokens, {list(ids).count(mask)} of them masks; "
+                    f"expected a mask, and at most {self.context_length} tokens"
+                )
+            key = key_for(sampling.seed, "unmasking", place)
+            begun.append(_Text([*map(int, ids)], 0, len(ids), sampling, key))
+        masks = [text.ids.count(mask) for text in begun]
+        self._unmask(begun, [text.end for text in begun], masks, how)
+        return [tuple(text.ids) for text in begun]
+
     def blocks(
         self, prompt: Sequence[int], sampling: Sampling, how: Unmasking | None = None
     ) -> Iterator[str]:
@@ -161,19 +196,22 @@ class Unmasker:
         while open_texts := [text for text in texts if not text.done]:
             ends = [self._open_block(text, how) for text in open_texts]
             left = [end - text.begin for text, end in zip(open_texts, ends, strict=True)]
-            steps = [
-                count if how.unmask_steps is None else min(how.unmask_steps, count)
-                for count in left
-            ]
-            for number in range(max(steps)):
-                counts = [
-                    count // of + (number < count % of) if number < of else 0
-                    for count, of in zip(left, steps, strict=True)
-                ]
-                self._replace(open_texts, ends, counts, how)
+            self._unmask(open_texts, ends, left, how)
             for text, end in zip(open_texts, ends, strict=True):
                 self._close_block(text, end)
             yield
+
+    def _unmask(
+        self, texts: Sequence[_Text], ends: Sequence[int], masks: Sequence[int], how: Unmasking
+    ) -> None:
+        """Replace the masks of the texts' blocks, of which there are so many, in some steps."""
+        steps = [min(how.unmask_steps or count, count) for count in masks]
+        for number in range(max(steps, default=0)):
+            counts = [
+                count // of + (number < count % of) if number < of else 0
+                for count, of in zip(masks, steps, strict=True)
+            ]
+            self._replace(texts, ends, counts, how)
 
     def _open_block(self, text: _Text, how: Unmasking) -> int:
         """Append masks; returns the end of the block that is being written."""

@@ -65,6 +65,8 @@ def chunked_cross_entropy(
     z_loss: float = 0.0,
     chunk: int | None = None,
     each: Tensor | None = None,
+    squares: Tensor | None = None,
+    right: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`scale` times the sum over targets of weight × (cross entropy + z_loss × log² Z), Z being the
     sum of exp(logits).
@@ -80,6 +82,10 @@ def chunked_cross_entropy(
             section 5: 1e-4).
         chunk: Positions per chunk; None: chosen by vocabulary and device.
         each: [n] float64, filled with weight × cross entropy of each target; None: not wanted.
+        squares: [n] float64, filled with weight × log² Z of each target if there is a z_loss; None:
+            not wanted.
+        right: bool [n], filled with whether no logit is larger than the target's, nor equal with a
+            lower id; None: not wanted.
 
     Returns:
         The scaled loss, a scalar; and the unscaled sum of weight × cross entropy, float64, without
@@ -92,7 +98,7 @@ def chunked_cross_entropy(
     fused = fused_for(hidden.device, parts.dtype)
     if chunk is None:
         chunk = chunk_size(len(hidden), parts.vocab_size, parts.dtype, hidden.device, fused)
-    work = _Work(head, targets, weights, scale, z_loss, chunk, each, fused)
+    work = _Work(head, targets, weights, scale, z_loss, chunk, each, squares, right, fused)
     if not torch.is_grad_enabled() or not (hidden.requires_grad or parts.weights):
         return work.sums(hidden)
     result: tuple[Tensor, Tensor] = _ChunkedCrossEntropy.apply(
@@ -220,6 +226,8 @@ class _Work:
     z_loss: float
     chunk: int
     each: Tensor | None
+    squares: Tensor | None
+    right: Tensor | None
     fused: Fused | None
 
     def parts(self, positions: int) -> list[slice]:
@@ -234,6 +242,9 @@ class _Work:
         """
         targets, weights = self.targets[part], self.weights[part]
         plain, out = logits.detach(), None
+        if self.right is not None:
+            # Before their memory is taken. Of equal logits, torch's argmax gives the first.
+            torch.eq(plain.argmax(-1), targets, out=self.right[part])
         if self.fused is not None and plain.stride(1) == 1:
             if gradient:
                 out = plain if _is_fresh(logits) else torch.empty_like(plain)
@@ -252,8 +263,10 @@ class _Work:
         cross_entropy = entropies.double() @ weights.double()
         loss = cross_entropy * self.scale
         if log_z is not None:
-            squares = log_z.double().square() @ weights.double()
-            loss = self.scale * (cross_entropy + self.z_loss * squares)
+            squares = log_z.double().square()
+            if self.squares is not None:
+                torch.mul(squares, weights, out=self.squares[part])
+            loss = self.scale * (cross_entropy + self.z_loss * (squares @ weights.double()))
         return loss, cross_entropy, out
 
     def sums(self, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from penstock.plan.objectives import Objective
 from penstock.plan.objectives.objective import Causal
 
 _KEYS = {
-    "loss": ("data", "slice", "objective", "sources", "rows", "patience"),
+    "loss": ("data", "slice", "objective", "sources", "rows", "patience", "worst"),
     "preference": ("data", "slice", "sources", "rows", "patience"),
     "samples": ("prompts", "max_tokens", "temperature"),
     "own": ("function",),
@@ -55,6 +55,10 @@ class EvaluatorSettings:
     """loss, preference: end the run when this many evaluations in a row gave no lower loss than
     the best before; None: never.
     """
+    worst: int = 0
+    """loss: name this many documents with the highest loss a target, and say which share of all
+    targets the model predicts right.
+    """
     prompts: tuple[str, ...] = ("",)
     """samples: the prompts; each text begins with BOS and its prompt."""
     max_tokens: int = 64
@@ -73,6 +77,8 @@ class EvaluatorSettings:
                 "evaluators: kind must be loss, preference, samples, task or own, got "
                 f"{self.kind!r}"
             )
+        if self.worst < 0:
+            raise ConfigError(f"evaluators.worst must be 0 or more, got {self.worst!r}")
         if self.kind == "own" and self.function is None:
             raise ConfigError("evaluators: kind own needs function, such as my_code.py:score")
         if self.kind == "samples":

@@ -274,6 +274,7 @@ def _held_out(
             model=model,
             ranks=ranks,
             rows=settings.rows,
+            worst=settings.worst,
         )
     except (ConfigError, FormatError) as error:
         raise type(error)(f"evaluator {name!r}: {error}") from error

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from typing import cast, final
 
+import numpy as np
 import torch
 
 from penstock.core.errors import ConfigError
@@ -12,14 +13,21 @@ from penstock.data.shards import Corpus
 from penstock.data.shards.format.manifest import TokenizerInfo
 from penstock.learn.training.checks import check_ids
 from penstock.learn.training.distributed import Ranks
+from penstock.learn.training.document_losses import (
+    DocumentLosses,
+    SlotDocuments,
+    row_documents,
+)
 from penstock.learn.training.figure_names import SOURCE
 from penstock.learn.training.loss_groups import LossGroups, LossSums
-from penstock.learn.training.losses import row_loss
+from penstock.learn.training.losses import RowLoss, loss_of_documents, row_loss
 from penstock.learn.training.path_checks import require_token_targets
 from penstock.learn.training.step_sums import StepSums
 from penstock.learn.training.stop import Stop, never
+from penstock.learn.training.worst_documents import WorstDocuments
 from penstock.models import LanguageModel
 from penstock.models.language_model import most_packed
+from penstock.plan.loader import Step
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.mixture import Mixture, Source
 from penstock.plan.objectives.objective import Causal
@@ -43,7 +51,8 @@ class HeldOutLoss:
     are those of further prediction heads. `bits_per_byte` is the sum of all nats, as bits, over the
     bytes of the text that the tokens stand for, so tokenizers can be compared. It is given for a
     single source if every token counts 1, all documents are used unchanged, and the dataset knows
-    its bytes.
+    its bytes. With `worst`, `accuracy` is the share of targets that the model predicts right, and
+    `worst.1`, `worst.2`, … name the documents with the highest loss a target.
 
     Args:
         data: A dataset's folder (or a glob), a source, or several; each document is used once, so
@@ -54,10 +63,11 @@ class HeldOutLoss:
         model: Model to evaluate; its requirements decide what rows hold.
         ranks: The processes that evaluate together.
         rows: Maximum number of rows; None: all.
+        worst: How many documents to name.
 
     Raises:
-        ConfigError: A dataset was prepared with another tokenizer, or an objective does not fit the
-            model.
+        ConfigError: A dataset was prepared with another tokenizer, an objective does not fit the
+            model, or `worst` is below 0.
     """
 
     def __init__(
@@ -69,6 +79,7 @@ class HeldOutLoss:
         model: LanguageModel,
         ranks: Ranks,
         rows: int | None = None,
+        worst: int = 0,
     ) -> None:
         if isinstance(data, str):
             data = Source(data, shuffle="none", name="held out")
@@ -79,6 +90,9 @@ class HeldOutLoss:
         for source in sources:
             _check_tokenizer(cast(Corpus, source.path), tokenizer)
         self._sources, self._rows, self._ranks = sources, rows, ranks
+        if worst < 0:
+            raise ConfigError(f"worst must be 0 or more documents, got {worst!r}")
+        self._worst = worst
         self._groups = groups = LossGroups()
         alone = self._alone = most_packed(model, sequence_length) < sequence_length
         # Does not capture `self`: the cycle would keep `ranks` alive, and with it the lock of the
@@ -110,23 +124,21 @@ class HeldOutLoss:
         taken = tokens = 0
         total = sum(source.count_tokens(cast(Corpus, source.path)) for source in self._sources)
         parts = LossSums(self._groups.names, len(model.prediction_weights), model.device)
+        worst = WorstDocuments(self._worst) if self._worst else None
         with torch.no_grad():
             for step in self._loader():
-                for number, row in enumerate(step, taken + len(step) * self._ranks.place.rank):
-                    sums = row_loss(
-                        model,
-                        row,
-                        step.loss_denominators,
-                        groups=parts.groups(row),
-                        num_groups=parts.num_groups,
-                    )
-                    if self._rows is not None and number >= self._rows:
+                first = taken + len(step) * self._ranks.place.rank
+                for place in range(len(step)):
+                    sums, documents = self._row(model, step, place, parts)
+                    if self._rows is not None and first + place >= self._rows:
                         # Computed only because all ranks must gather a sharded model's weights
                         # together.
                         continue
                     nats += sums.cross_entropy[0]
                     weights += sums.weights[0]
                     parts.add(sums)
+                    if worst is not None and documents is not None:
+                        worst.add(documents, step.documents, place)
                 taken += len(step) * self._ranks.place.size
                 tokens += step.num_tokens
                 share = max(tokens / max(total, 1), taken / self._rows if self._rows else 0.0)
@@ -136,8 +148,31 @@ class HeldOutLoss:
                     break
         pending = StepSums(self._ranks)
         pending.add({"nats": nats, "weights": weights, **parts.pending()})
+        if worst is not None:
+            pending.add(worst.pending(model.device))
         read = pending.take()
-        return self._figures(read["nats"], read["weights"], parts.means(read))
+        figures = self._figures(read["nats"], read["weights"], parts.means(read))
+        if worst is not None:
+            figures |= worst.figures(read, self._ranks, self._sources)
+        return figures
+
+    def _row(
+        self, model: LanguageModel, step: Step, place: int, parts: LossSums
+    ) -> tuple[RowLoss, DocumentLosses | None]:
+        """The sums of a row, and those of its documents if they are wanted."""
+        row, size = step[place], parts.num_groups
+        if not self._worst:
+            found = row_loss(
+                model, row, step.loss_denominators, groups=parts.groups(row), num_groups=size
+            )
+            return found, None
+        here = range(place, place + 1)
+        slots = SlotDocuments.of_rows(step.documents, here, row.sequence_length)
+        documents = row_documents(model, row, slots)
+        lengths = step.documents.lengths[step.documents.rows == place]
+        # All slots of a document are of one source and one task.
+        groups = parts.groups(row, np.cumsum(lengths) - lengths)
+        return loss_of_documents(documents, groups, size), documents
 
     def _figures(self, nats: float, weights: float, found: dict[str, float]) -> JsonObject:
         # The sum of weights may be far below 1, and the loss is still a mean.

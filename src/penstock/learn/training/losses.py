@@ -13,7 +13,7 @@ and no all-reduce is needed.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final, overload
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,11 @@ from torch import Tensor, nn
 from penstock.core.errors import ConfigError
 from penstock.core.suggestions import suggests
 from penstock.learn.training.cross_entropy import chunked_cross_entropy
+from penstock.learn.training.document_losses import (
+    DocumentLosses,
+    SlotDocuments,
+    row_documents,
+)
 from penstock.models.building import as_language_model
 from penstock.models.head import Head, Logits
 from penstock.models.language_model import LanguageModel
@@ -49,23 +54,53 @@ class RowLoss:
     """
 
 
+@overload
+def loss(
+    model: LanguageModel | nn.Module,
+    rows: ModelInput | RowTensors | Step,
+    denominators: float | Sequence[float] | None = None,
+    *,
+    by: None = None,
+    z_loss: float = 0.0,
+    distance_weights: Sequence[float] | None = None,
+    chunk: int | None = None,
+) -> Tensor: ...
+
+
+@overload
+def loss(
+    model: LanguageModel | nn.Module,
+    rows: ModelInput | RowTensors | Step,
+    *,
+    by: Literal["document"],
+    z_loss: float = 0.0,
+    chunk: int | None = None,
+) -> DocumentLosses: ...
+
+
 @suggests
 def loss(
     model: LanguageModel | nn.Module,
     rows: ModelInput | RowTensors | Step,
     denominators: float | Sequence[float] | None = None,
     *,
+    by: Literal["document"] | None = None,
     z_loss: float = 0.0,
     distance_weights: Sequence[float] | None = None,
     chunk: int | None = None,
-) -> Tensor:
+) -> Tensor | DocumentLosses:
     """A row's part of the step's loss, or that of all rows of a step on this rank: a scalar to call
-    `backward` on.
+    `backward` on. Or the sums of each document.
 
     ```python
     for row in step:                                            # the memory of one row at a time
         ps.loss(model, row, step.loss_denominators).backward()
     ps.loss(model, step).backward()                             # the same gradients, all rows in one pass
+
+    with torch.no_grad():
+        found = ps.loss(model, step, by="document")             # losses, weights, targets, right: [distances, documents]
+    for place in found.worst(10):
+        print(found.sources[place], found.numbers[place], found.means()[0, place])
     ```
 
     Sum the gradients of several ranks, do not average them: the denominators are those of the whole
@@ -75,22 +110,28 @@ def loss(
         model: Any object that `ps.train` takes as a model.
         rows: A row or a step of a loader that was made with the model's requirements.
         denominators: `step.loss_denominators` for a row; leave it out for a step, which has its
-            own.
+            own, and for sums by document, which are not divided.
+        by: document: sums of losses, weights, targets and right predictions of each document, a
+            prefix tree being one; with gradients, unless these are off.
         z_loss: As for `row_loss`.
         distance_weights: As for `row_loss`.
         chunk: As for `row_loss`.
 
     Raises:
-        ConfigError: A row came without denominators, or as for `row_loss`.
+        ConfigError: A row came without denominators, or sums by document with some; a row does not
+            say where its documents begin; or as for `row_loss`.
     """  # noqa: E501
     model = as_language_model(model)
+    if by is not None:
+        _check_by(by, denominators, distance_weights)
+        return _by_document(model, rows, z_loss, chunk)
     if isinstance(rows, Step):
         if denominators is not None:
             raise ConfigError(
                 "ps.loss: a step has its own denominators; leave them out, or pass one of its rows"
             )
         denominators = rows.loss_denominators
-        rows_in_pass = len(rows) if _may_join(model, rows) else 1
+        rows_in_pass = _rows_in_pass(model, rows)
         inputs: Iterable[ModelInput | RowTensors] = rows.joined(rows_in_pass)
     elif denominators is None:
         raise ConfigError(
@@ -107,14 +148,44 @@ def loss(
     return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
 
 
-def _may_join(model: LanguageModel, step: Step) -> bool:
-    """Whether all rows of a step may go through the model end to end, and cost no more than one by
-    one.
+def _check_by(
+    by: str, denominators: float | Sequence[float] | None, distance_weights: Sequence[float] | None
+) -> None:
+    if by != "document":
+        raise ConfigError(f"ps.loss: by must be 'document' or None, got {by!r}")
+    for name, value in (("denominators", denominators), ("distance_weights", distance_weights)):
+        if value is not None:
+            raise ConfigError(
+                f"ps.loss: sums by document are of each distance and not divided; leave out {name}"
+            )
+
+
+def _by_document(
+    model: LanguageModel,
+    rows: ModelInput | RowTensors | Step,
+    z_loss: float,
+    chunk: int | None,
+) -> DocumentLosses:
+    if not isinstance(rows, Step):
+        whole = rows if isinstance(rows, ModelInput) else rows.source
+        return row_documents(model, rows, SlotDocuments.of_row(whole), z_loss=z_loss, chunk=chunk)
+    documents, each = rows.documents, _rows_in_pass(model, rows)
+    parts = []
+    for number, row in enumerate(rows.joined(each)):
+        mine = range(number * each, min((number + 1) * each, len(rows)))
+        slots = SlotDocuments.of_rows(documents, mine, row.sequence_length // len(mine))
+        parts.append(row_documents(model, row, slots, z_loss=z_loss, chunk=chunk))
+    return DocumentLosses.of_step(parts, documents)
+
+
+def _rows_in_pass(model: LanguageModel, step: Step) -> int:
+    """All rows of a step, if they may go through the model end to end and cost no more than one by
+    one; otherwise 1.
     """
     if len(step) < 2 or not model.divisible_rows:
-        return False
+        return 1
     slots = step[0].sequence_length
-    return model.packing(len(step) * slots).longest >= slots
+    return len(step) if model.packing(len(step) * slots).longest >= slots else 1
 
 
 def row_loss(
@@ -233,6 +304,28 @@ def hidden_loss(
         weights=torch.stack(counts),
         num_targets=num_targets,
         groups=of_groups,
+    )
+
+
+def loss_of_documents(
+    found: DocumentLosses, groups: Tensor | None = None, num_groups: int = 0
+) -> RowLoss:
+    """The sums of a row from those of its documents, undivided; `loss` is that at distance 1.
+
+    Args:
+        found: Of one row, without z_loss.
+        groups: int64 [K, n] on the model's device: groups that each document belongs to.
+        num_groups: G, larger than every number in `groups`.
+    """
+    losses, weights = found.losses, found.weights
+    return RowLoss(
+        loss=losses[0].sum(),
+        cross_entropy=losses.detach().sum(1),
+        weights=weights.sum(1),
+        num_targets=int(found.targets.sum()),
+        groups=None
+        if groups is None
+        else _by_group(losses[0].detach(), weights[0], groups, num_groups),
     )
 
 

@@ -6,6 +6,7 @@ from penstock.plan.loader.explain import PieceOrigin
 from penstock.plan.loader.loader_settings import LoaderSettings
 from penstock.plan.loader.plan import Plan, PlanState, Window
 from penstock.plan.loader.plan_settings import PlanSettings
+from penstock.plan.loader.step_documents import StepDocuments
 from penstock.plan.loader.steps import Step
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "PlanSettings",
     "PlanState",
     "Step",
+    "StepDocuments",
     "Window",
 ]
 

@@ -10,7 +10,7 @@ from typing import Annotated, final
 
 import numpy as np
 
-from penstock.core.arrays import Array, Int64, Records, UInt64
+from penstock.core.arrays import Array, Int32, Int64, Records, UInt64
 from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for, mix_array
@@ -203,6 +203,23 @@ class Rewriting:
                 f"{entries['tokens'][bad[0]]} tokens as {lengths[bad[0]]}; rows hold 1 … "
                 f"{self.sequence_length}"
             )
+
+    def words(self, piece: np.void) -> Annotated[Int32, "length"]:
+        """What the objective is given of a piece: its tokens without the BOS and EOS that the
+        loader puts around the result.
+        """
+        head, _, inner = (int(part[0]) for part in self.framing(_alone(piece)))
+        begin = int(piece["begin"]) + head
+        found: Annotated[Int32, "length"] = (
+            self._dataset[int(piece["document"])].tokens[begin : begin + inner].astype(np.int32)
+        )
+        return found
+
+    def words_end_with_eos(self, piece: np.void) -> bool:
+        """Whether the last of `words` is the EOS that all documents of the dataset have."""
+        stored = int(self._dataset.table.lengths[int(piece["document"]), 0])
+        ends = int(piece["begin"] + piece["tokens"]) == stored
+        return ends and self._dataset.framed[1] and not self._framed[1] and not self.is_causal
 
     def task(self, piece: np.void) -> str:
         """The name of what is done to a piece; empty where the objective has no names."""

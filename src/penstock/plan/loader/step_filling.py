@@ -18,6 +18,7 @@ from penstock.plan.loader.loader_settings import LoaderSettings
 from penstock.plan.loader.mixture import Mixture
 from penstock.plan.loader.plan import Plan
 from penstock.plan.loader.standing import place_after
+from penstock.plan.loader.step_documents import StepDocuments
 from penstock.plan.loader.step_planner import StepPlan
 from penstock.plan.loader.steps import Step
 
@@ -103,6 +104,7 @@ class StepFilling:
             weights,
             weighed if tokens is None else tokens,
             partial(states.save, self.description, self.epochs, plan.after),
+            partial(StepDocuments.of, pieces, row_starts),
             self.extras.units(plan.pieces),
             partial(place_after, self._plan, plan),
         )

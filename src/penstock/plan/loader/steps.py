@@ -10,6 +10,7 @@ from penstock.core.errors import MissingExtraError
 from penstock.core.json_values import JsonObject
 from penstock.core.notebook import card
 from penstock.plan.inputs.model_input import ModelInput, StepFields
+from penstock.plan.loader.step_documents import StepDocuments
 
 if TYPE_CHECKING:
     import jax
@@ -39,6 +40,7 @@ class Step:
     """
 
     __slots__ = (
+        "_documents",
         "_place",
         "_resume_state",
         "_rows",
@@ -55,10 +57,11 @@ class Step:
         loss_denominators: tuple[float, ...],
         num_tokens: int,
         resume_state: Callable[[], JsonObject],
+        documents: Callable[[], StepDocuments],
         units: dict[str, int] | None = None,
         place: Callable[[], JsonObject] = dict,
     ) -> None:
-        self._place = place
+        self._place, self._documents = place, documents
         self.units = units or {}
         self.index, self._rows, self.num_tokens = index, rows, num_tokens
         self.loss_denominators = loss_denominators
@@ -106,6 +109,11 @@ class Step:
         kilobytes.
         """
         return self._place()
+
+    @property
+    def documents(self) -> StepDocuments:
+        """The documents of this rank's rows, in order: source, number, row and slots of each."""
+        return self._documents()
 
     def arrays(self) -> StepFields[Array]:
         """This rank's rows in one array for each field, without a copy: R rows of T slots, D target

@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal, final
 
 import numpy as np
 
-from penstock.core.arrays import Float32, Int32, Int64, UInt64
+from penstock.core.arrays import Float32, Float64, Int32, Int64, UInt64
 from penstock.core.compiled import from_python
 from penstock.core.errors import ConfigError
 from penstock.core.suggestions import suggests
@@ -109,6 +109,10 @@ class MaskedDiffusion:
     ) -> Annotated[Int64, "documents"]:
         """The lengths themselves."""
         return lengths
+
+    def levels(self, length: int, key: int) -> Annotated[Float64, "1"]:
+        """The level of noise of a document of `length` tokens, for inspection."""
+        return _levels(self.program(), 1 if length else 0, key)
 
     def program(self) -> Annotated[Int64, "numbers"]:
         """The program of the compiled writer, after `resolve`."""
@@ -256,6 +260,10 @@ class BlockDiffusion:
             positions = positions // (2 * block) * block + positions % block
         return Nodes(begins=begins, reach=reach, positions=positions)
 
+    def levels(self, length: int, key: int) -> Annotated[Float64, "blocks"]:
+        """The level of noise of each block of a document of `length` tokens, for inspection."""
+        return _levels(self.program(), -(-length // self.block), key)
+
     def program(self) -> Annotated[Int64, "numbers"]:
         """The program of the compiled writer, after `resolve`."""
         if self.fill_blocks and self.filling < 0:
@@ -303,6 +311,11 @@ def _program(
     return np.array(numbers, np.int64)
 
 
+def _levels(program: Int64, blocks: int, key: int) -> Annotated[Float64, "blocks"]:
+    drawn = [kernels.level_of(program, block, np.uint64(key)) for block in range(blocks)]
+    return np.array(drawn, np.float64) / kernels.WHOLE
+
+
 def _written(
     program: Int64, slots: int, tokens: Int32, weights: Float32 | None, key: int
 ) -> Written:
@@ -332,8 +345,8 @@ def _mask_of(mask: int | str | None, facts: Facts, extended: str | None, name: s
         return mask
     tokenizer = tokenizer_of(facts, extended, where)
     add = (
-        f"add one: penstock tokenizer add {tokenizer.name} --token '<|mask|>' --output DIR, and "
-        "tokenizer=DIR here"
+        f"add one: `penstock tokenizer add {tokenizer.name} --token '<|mask|>' --output DIR`, and "
+        "name DIR as tokenizer here"
     )
     if isinstance(mask, int):
         if mask >= tokenizer.vocab_size:

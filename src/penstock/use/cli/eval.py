@@ -32,7 +32,7 @@ if TYPE_CHECKING:
             "seed",
         ),
     ),
-    given=(MODEL, options("use.runs.run.Run.evaluate", "output", "rows"), OPENING),
+    given=(MODEL, options("use.runs.run.Run.evaluate", "output", "rows", "worst"), OPENING),
 )
 def run(
     *,
@@ -118,12 +118,24 @@ def _print(losses: list[dict[str, Any]], scores: list[dict[str, Any]]) -> None:
     console = ps.inspection.make_console()
     if losses:
         console.print(_loss_table(losses))
+    for found in losses:
+        for line in _worst(found):
+            console.print(line, markup=False)
     if losses and scores:
         console.print()
     if scores:
         console.print(
             used.evaluation_results.table([ps.evaluation.Results.from_json(one) for one in scores])
         )
+
+
+def _worst(found: dict[str, Any]) -> list[str]:
+    """The documents with the highest loss of a dataset, if they were asked for."""
+    if "accuracy" not in found:
+        return []
+    lines = [value for name, value in found.items() if name.startswith("worst.")]
+    share = f"{found['data']}: {found['accuracy']:.2%} of targets predicted right; the worst:"
+    return ["", share, *lines]
 
 
 def _loss_table(results: list[dict[str, Any]]) -> Any:

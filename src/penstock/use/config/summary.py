@@ -108,6 +108,7 @@ def _shared(ranks: "Ranks") -> str:
 def _teachers(distiller: "Distiller") -> str:
     """The teachers with their losses, in one line."""
     named = (one.settings for one in distiller.teachers)
-    return ", ".join(
+    found = ", ".join(
         f"{one.model or one.cache} ({one.loss.kind}, weight {one.weight:g})" for one in named
     )
+    return found if distiller.settings.combine == "losses" else f"the average of {found}"

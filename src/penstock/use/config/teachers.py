@@ -66,9 +66,14 @@ def open_teachers(
     texts = [
         teacher_text(one.settings, student, one.tokenizer, one.context_length) for one in found
     ]
+    averaged = settings.combine == "average"
+    if averaged:
+        _require_one_vocabulary(found)
+        _require_one_context(found, texts)
     opened = [
         _open(
             one,
+            averaged,
             f"teacher.teachers.{number}",
             student,
             prints,
@@ -204,8 +209,39 @@ def _control_id(tokenizer: "Tokenizer", text: str) -> int:
     return tokenizer.special_tokens[text]
 
 
+def _require_one_vocabulary(found: Sequence[_Found]) -> None:
+    """Refuse teachers of other tokenizers than the first's, as a mean has one vocabulary."""
+    first = found[0]
+    for number, one in enumerate(found[1:], 1):
+        if one.tokenizer.fingerprint != first.tokenizer.fingerprint:
+            raise ConfigError(
+                f"teacher.combine average needs one vocabulary, but teacher 0 "
+                f"({first.settings.model}) has the tokenizer {first.tokenizer.name!r} of "
+                f"{first.tokenizer.vocab_size:,} ids, and teacher {number} ({one.settings.model}) "
+                f"has {one.tokenizer.name!r} of {one.tokenizer.vocab_size:,}; set combine to "
+                "losses, which compares the student with each in its own vocabulary (p_kl, h_kl, "
+                "alm)"
+            )
+
+
+def _require_one_context(found: Sequence[_Found], texts: "Sequence[TeacherText]") -> None:
+    """Refuse teachers that would read documents up to different lengths."""
+    lengths = [text.max_tokens for text in texts]
+    if len(set(lengths)) > 1:
+        each = ", ".join(
+            f"{one.settings.model}: {'any length' if most is None else f'{most:,}'}"
+            for one, most in zip(found, lengths, strict=True)
+        )
+        least = min(most for most in lengths if most is not None)
+        raise ConfigError(
+            f"teacher.combine average: the teachers read documents up to different lengths "
+            f"({each}), and a mean needs all of them; set max_tokens of each to {least}"
+        )
+
+
 def _open(
     found: _Found,
+    averaged: bool,
     where: str,
     student: "Tokenizer",
     sources: Sequence[str],
@@ -213,8 +249,8 @@ def _open(
     device: "torch.device",
     say: Callable[[str], None],
 ) -> "OpenTeacher":
-    """Open one teacher with everything its loss needs. `sources` are the fingerprints of the
-    mixture's datasets.
+    """Open one teacher with everything its loss needs. `averaged`: it is one of several whose
+    distributions are averaged. `sources` are the fingerprints of the mixture's datasets.
     """
     settings, tokenizer = found.settings, found.tokenizer
     kind = settings.loss.kind
@@ -229,7 +265,7 @@ def _open(
     boundary = torch.from_numpy(starts_boundary(student)) if debiased else None
     return OpenTeacher(
         settings=settings,
-        teacher=_teacher(found, sources, packed, device),
+        teacher=_teacher(found, averaged, sources, packed, device),
         projection=_projection(settings, student, tokenizer, say)
         if kind in ("p_kl", "h_kl")
         else None,
@@ -255,10 +291,14 @@ def _projection(
 
 
 def _teacher(
-    found: _Found, sources: Sequence[str], packed: "PackedRows | None", device: "torch.device"
+    found: _Found,
+    averaged: bool,
+    sources: Sequence[str],
+    packed: "PackedRows | None",
+    device: "torch.device",
 ) -> "Teacher":
     settings, tokenizer, run = found.settings, found.tokenizer, found.run
-    wanted = wanted_of(settings.loss)
+    wanted = wanted_of(settings.loss, averaged=averaged)
     if settings.cache is not None:
         return CachedTeacher(settings.cache, tokenizer, wanted, sources, device=device)
     assert run is not None

@@ -346,6 +346,9 @@ def _row(
             }
             for part in row.documents
         ],
+        **(
+            {"nodes": [[n.begin, n.end, n.prefix, n.reach] for n in row.nodes]} if row.nodes else {}
+        ),
         **({"tasks": list(row.tasks.items())} if row.tasks else {}),
         **pictures.write([image for part in row.documents for image in part.images]),
     }
@@ -359,8 +362,11 @@ def _rewritten(document: RowDocument) -> JsonObject:
         "task": document.task,
         "prefix": document.prefix,
         "stretches": [
-            [each.end - each.begin, each.part, each.role, each.span] for each in document.stretches
+            [each.end - each.begin, each.part, each.role, each.span]
+            + ([] if each.level is None else [short(each.level)])
+            for each in document.stretches
         ],
+        **({"own": True} if document.own_targets else {}),
         "restored": [[readable(text), span] for text, span in document.restored],
     }
 

@@ -1,18 +1,12 @@
 """One row as it is trained: its tokens, targets and weights, the origins of its documents, and the
 work of objectives.
 
-`stretches_of` reads back from a row what an objective did to a document: which slots have the
-document's own tokens (*words*), and what the other slots are for. It goes by position, not by id:
-the objective's own `restore` gives the slot of each word, so words that look like sentinels are not
-mistaken for them. Only added tokens are named by their ids, which no two roles share. Infilling at
-characters encodes the words again, and fragments are found by their separators, so there ids
-decide. For an objective of the user, only the prefix is known. Costs one restoration per document,
-a few microseconds per token.
+`stretches` reads back from a row what an objective did to each document.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, final
 
 import numpy as np
@@ -20,52 +14,16 @@ import numpy as np
 from penstock.core.arrays import Array
 from penstock.core.json_values import JsonObject
 from penstock.data.shards.tables.corpus import Corpus
-from penstock.plan.inputs import IGNORE
+from penstock.plan.inputs import IGNORE, AttentionRule
 from penstock.plan.loader.extras import extras_of
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.rewriting import Rewriting
-from penstock.plan.objectives.denoise import Denoise
-from penstock.plan.objectives.fragments import WrittenFragment
-from penstock.plan.objectives.infill import ORDERS, Infill
 from penstock.plan.objectives.objective import OwnVocabulary
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.inspection.images import ShownImage, images_shown, with_labels
+from penstock.use.inspection.stretches import PREDICTING, STANDING, Stretch, in_order, stretches_of
 from penstock.use.inspection.text import origin_text, part_texts, token_texts
-
-TEXT = "text"
-WORD_ROLES = frozenset({"input", "target", TEXT, "prefix", "suffix", "middle", "prefix and middle"})
-"""Roles of the document's own tokens; all other roles are of tokens that the objective or the
-loader added.
-"""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """Adjacent slots of a row with one purpose."""
-
-    begin: int
-    """First slot."""
-    end: int
-    """One after the last slot."""
-    part: str
-    """Part of the rewritten document: inputs, targets; prefix, suffix, middle; text if it has only
-    one part.
-    """
-    role: str
-    """Role of each token: input, target, sentinel (in place of a span, and before the span), mode,
-    input end, …
-    """
-    span: int = -1
-    """Number, from 0, of the span that the sentinel or words belong to; −1: none."""
-    word: int = -1
-    """Number of its first token among the document's words; −1: it has no words."""
-
-    @property
-    def is_added(self) -> bool:
-        """Whether the tokens are not the document's own."""
-        return self.role not in WORD_ROLES
 
 
 @final
@@ -88,7 +46,13 @@ class RowDocument:
     """
     epoch: int
     task: str = ""
-    """Name of the objective's task for it; empty if the objective has no tasks."""
+    """Name of the objective's task for it; of an objective without tasks, its own name if it writes
+    targets, else empty.
+    """
+    own_targets: bool = False
+    """Whether each slot has a target that the objective wrote; else it predicts the token behind
+    it.
+    """
     prefix: int = 0
     """Number of its first slots that see each other in both directions."""
     stretches: tuple[Stretch, ...] = ()
@@ -101,9 +65,31 @@ class RowDocument:
     """Its images, at slots of the row."""
 
     @property
+    def num_predicted(self) -> int:
+        """Number of its slots with a target, if targets are its own."""
+        return sum(each.end - each.begin for each in self.stretches if each.role in PREDICTING)
+
+    @property
     def num_spans(self) -> int:
         """Number of spans that were taken out of it."""
         return 1 + max((each.span for each in self.stretches if each.role == "target"), default=-1)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowNode:
+    """Adjacent slots of a row that the same later slots see: a node of a prefix tree, a block, or a
+    whole document.
+    """
+
+    begin: int
+    """First slot."""
+    end: int
+    """One after the last slot."""
+    prefix: int
+    """Number of its first slots that see each other in both directions."""
+    reach: int
+    """One after the last slot that sees it."""
 
 
 @final
@@ -117,7 +103,9 @@ class RowView:
     tokens: Array
     """[T]"""
     targets: Array
-    """[D, T], already shifted; −100 = none."""
+    """[D, T] what each slot predicts: the token d slots later, or what its objective wrote; −100 =
+    none.
+    """
     loss_weights: Array
     """[D, T]"""
     positions: Array
@@ -129,6 +117,12 @@ class RowView:
     """[T] text of each token; empty in the padding."""
     spell: Callable[[int], str]
     """Token id → text."""
+    target_texts: tuple[str, ...] = ()
+    """[T] text of what each slot predicts, if an objective writes targets; else empty."""
+    nodes: tuple[RowNode, ...] = ()
+    """Who sees whom, if documents are trees or cut into blocks: each slot sees its own node up to
+    itself, and the nodes before it that reach it.
+    """
 
     @property
     def sequence_length(self) -> int:
@@ -137,13 +131,24 @@ class RowView:
 
     @property
     def learned_weights(self) -> Array:
-        """[T] loss weight of each token as the target of the token before it; 0 = only read."""
+        """[T] loss weight of each token as the target of the token before it; 0 = only read. Where
+        targets are the objective's own, the weight of each slot's target.
+        """
         weights = np.zeros(self.sequence_length, np.float32)
-        weights[1:] = np.where(self.targets[0, :-1] == IGNORE, 0.0, self.loss_weights[0, :-1])
+        by_slot = np.where(self.targets[0] == IGNORE, 0.0, self.loss_weights[0])
+        weights[1:] = by_slot[:-1]
         # The last target of a part of a split document is in no row: the slot after it has another
         # document.
         weights[[part.begin for part in self.documents]] = 0
+        for part in self.documents:
+            if part.own_targets:
+                weights[part.begin : part.end] = by_slot[part.begin : part.end]
         return weights
+
+    @property
+    def own_targets(self) -> bool:
+        """Whether the objective of some document writes its targets."""
+        return any(part.own_targets for part in self.documents)
 
     def num_targets(self, distance: int = 1) -> int:
         """Number of trained targets at a distance."""
@@ -175,6 +180,8 @@ class RowView:
             "loss_weights": self.loss_weights.tolist(),
             "positions": self.positions.tolist(),
             "texts": list(self.texts),
+            "target_texts": list(self.target_texts),
+            "nodes": [asdict(node) for node in self.nodes],
         }
 
 
@@ -219,14 +226,30 @@ def _view(
     lines: bool,
 ) -> RowView:
     documents, texts = [], [""] * row.sequence_length
-    prefixes = [0] * len(pieces) if row.prefix_lengths is None else row.prefix_lengths.tolist()
-    for origin, piece, prefix in zip(loader.explain(step, number), pieces, prefixes, strict=True):
+    target_texts = [""] * row.sequence_length
+    for origin, piece in zip(loader.explain(step, number), pieces, strict=True):
         source = int(piece["source"])
+        rewriting, speller = rewritings_of(loader)[source], spellers[source]
         begin, end = origin.begin, origin.begin + origin.num_tokens
         tokens = row.tokens[begin:end]
         images = images_shown(_images(loader, source, origin), pictures=lines)
-        texts[begin:end] = with_labels(token_texts(spellers[source], tokens, lines=lines), images)
-        stretches = stretches_of(rewritings_of(loader)[source], piece, tokens, begin, prefix)
+        texts[begin:end] = with_labels(token_texts(speller, tokens, lines=lines), images)
+        # Of documents that are cut into nodes, `prefix_lengths` has an entry for each node.
+        prefix = 0 if row.prefix is None else int(row.prefix[begin:end].sum())
+        own = rewriting.writes_targets
+        if own:
+            target_texts[begin:end] = _target_texts(
+                speller, tokens, row.targets[0, begin:end], lines=lines
+            )
+        stretches = stretches_of(
+            rewriting,
+            piece,
+            tokens,
+            begin,
+            prefix,
+            targets=row.targets[0, begin:end] if own else None,
+            controls=_controls(speller),
+        )
         documents.append(
             RowDocument(
                 begin=begin,
@@ -236,10 +259,11 @@ def _view(
                 document=origin.document,
                 first_token=origin.first_token,
                 epoch=origin.epoch,
-                task=origin.task,
+                task=origin.task or (rewriting.objective.name if own else ""),
+                own_targets=own,
                 prefix=prefix,
                 stretches=stretches,
-                restored=_restored(stretches, row.tokens, spellers[source], lines),
+                restored=_restored(stretches, row, speller, lines),
                 images=tuple(image.moved(begin) for image in images),
             )
         )
@@ -255,7 +279,35 @@ def _view(
         documents=tuple(documents),
         texts=tuple(texts),
         spell=lambda token: token_texts(most, [token])[0].strip() or "␣",
+        target_texts=tuple(target_texts) if any(part.own_targets for part in documents) else (),
+        nodes=_nodes(row),
     )
+
+
+def _target_texts(
+    tokenizer: Tokenizer | None, tokens: Array, targets: Array, *, lines: bool
+) -> list[str]:
+    """[slots] text of each target, in the place of its slot; empty where there is none."""
+    # Between the tokens around them, because several may share the bytes of a character.
+    found = token_texts(tokenizer, np.where(targets == IGNORE, tokens, targets), lines=lines)
+    return ["" if target == IGNORE else text for text, target in zip(found, targets, strict=True)]
+
+
+def _nodes(row: Any) -> tuple[RowNode, ...]:
+    if row.reach is None:
+        return ()
+    rule = AttentionRule.of(row)
+    return tuple(
+        RowNode(begin=begin, end=end, prefix=prefix_end - begin, reach=reach)
+        for (begin, prefix_end, end), reach in zip(
+            rule.pieces.tolist(), rule.ends.tolist(), strict=True
+        )
+        if begin < row.num_tokens
+    )
+
+
+def _controls(tokenizer: Tokenizer | None) -> frozenset[int]:
+    return frozenset() if tokenizer is None else frozenset(tokenizer.special_tokens.values())
 
 
 def _images(loader: Loader, source: int, origin: Any) -> Sequence[Any]:
@@ -265,18 +317,15 @@ def _images(loader: Loader, source: int, origin: Any) -> Sequence[Any]:
 
 
 def _restored(
-    stretches: tuple[Stretch, ...], tokens: Array, tokenizer: Tokenizer | None, lines: bool
+    stretches: tuple[Stretch, ...], row: Any, tokenizer: Tokenizer | None, lines: bool
 ) -> tuple[tuple[str, int], ...]:
     parts = in_order(stretches)
-    texts = part_texts(
-        tokenizer, [tokens[part.begin : part.end].tolist() for part in parts], lines=lines
-    )
+    ids = [
+        (row.targets[0] if part.role in STANDING else row.tokens)[part.begin : part.end].tolist()
+        for part in parts
+    ]
+    texts = part_texts(tokenizer, ids, lines=lines)
     return tuple((text, part.span) for text, part in zip(texts, parts, strict=True))
-
-
-def in_order(stretches: Sequence[Stretch]) -> list[Stretch]:
-    """The stretches with words, in the order of the document."""
-    return sorted((each for each in stretches if each.word >= 0), key=lambda each: each.word)
 
 
 def _speller(tokenizer: Tokenizer | None, objective: object) -> Tokenizer | None:
@@ -302,191 +351,3 @@ def pieces_of_step(loader: Loader, step: int) -> list[Array]:
 def rewritings_of(loader: Loader) -> list[Rewriting]:
     """The rewriting of each source."""
     return list(loader._plan.rewritings)
-
-
-def stretches_of(
-    rewriting: Rewriting, piece: Any, tokens: Array, begin: int, prefix: int
-) -> tuple[Stretch, ...]:
-    """The stretches of one document in a row, in order; none if it is unchanged.
-
-    Args:
-        rewriting: The rewriting of its source.
-        piece: Its line in the plan.
-        tokens: [slots] its tokens in the row.
-        begin: Its first slot.
-        prefix: Number of its first slots that see each other in both directions.
-    """
-    if rewriting.is_causal:
-        return ()
-    head, tail, length = (int(part[0]) for part in rewriting.framing(piece[None]))
-    # EOS comes before tokens that only fill the document up, which only objectives in Python add.
-    filling = rewriting.write(piece).padding if rewriting.runs_in_python else 0
-    eos = len(tokens) - tail - filling
-    inner = np.delete(np.asarray(tokens), slice(eos, eos + tail))[head:]
-    key = int(rewriting.keys(piece[None])[0])
-    if not length or not (
-        found := _read(rewriting.objective, inner, length, key, prefix - head, filling)
-    ):
-        return ()
-    found = [replace(each, begin=each.begin + head, end=each.end + head) for each in found]
-    behind = [
-        replace(each, begin=each.begin + tail, end=each.end + tail)
-        for each in found
-        if each.begin >= eos
-    ]
-    before = [each for each in found if each.begin < eos]
-    parts = [
-        *([Stretch(begin=0, end=1, part=found[0].part, role="BOS")] if head else []),
-        *before,
-        *([Stretch(begin=eos, end=eos + 1, part=before[-1].part, role="EOS")] if tail else []),
-        *behind,
-    ]
-    return tuple(replace(each, begin=each.begin + begin, end=each.end + begin) for each in parts)
-
-
-def _read(
-    objective: object, tokens: Array, length: int, key: int, prefix: int, filling: int
-) -> list[Stretch]:
-    if isinstance(objective, Denoise):
-        return _read_denoised(objective, tokens, length, key)
-    if isinstance(objective, Infill):
-        return _read_infilled(objective, tokens, length, key, filling)
-    if prefix <= 0:
-        return []
-    end = len(tokens) - filling
-    rest = [Stretch(begin=prefix, end=end, part="rest", role=TEXT)] if prefix < end else []
-    return [
-        Stretch(begin=0, end=prefix, part="prefix", role="prefix"),
-        *rest,
-        *_filled_up(end, tokens, "rest"),
-    ]
-
-
-def _filled_up(end: int, tokens: Array, part: str) -> list[Stretch]:
-    return (
-        [Stretch(begin=end, end=len(tokens), part=part, role="filling")]
-        if end < len(tokens)
-        else []
-    )
-
-
-def _read_denoised(objective: Denoise, tokens: Array, length: int, key: int) -> list[Stretch]:
-    words, owners = np.full((2, len(tokens)), -1)
-    places = objective.restore(np.arange(len(tokens), dtype=np.int32), length, key)
-    words[places] = np.arange(length)
-    spans = objective.spans(length, key)
-    for number, (begin, end) in enumerate(spans):
-        owners[places[begin:end]] = number
-    roles = np.where(owners >= 0, "target", "input" if spans else TEXT).astype(object)
-    names = _names_of(objective)
-    for slot in np.flatnonzero(words < 0).tolist():
-        roles[slot], owners[slot] = names[int(tokens[slot])]
-    if not spans:
-        return _grouped(words, roles, owners, np.full(len(tokens), TEXT, object))
-    if objective.final_sentinel:
-        roles[-1], owners[-1] = "final sentinel", -1
-    bar = int(np.flatnonzero(roles == "target")[0])
-    bar -= int(roles[bar - 1] == "sentinel")
-    return _grouped(
-        words, roles, owners, np.where(np.arange(len(tokens)) < bar, "inputs", "targets")
-    )
-
-
-def _names_of(objective: Denoise) -> dict[int, tuple[str, int]]:
-    """Role of each added id, and the span that a sentinel represents."""
-    named = [(task.mode, ("mode", -1)) for task in objective.tasks]
-    named.append((objective.input_end, ("input end", -1)))
-    named += [
-        (sentinel, ("sentinel", number))
-        for number, sentinel in enumerate(objective.sentinels or ())
-    ]
-    return {token: role for token, role in named if isinstance(token, int)}
-
-
-def _grouped(words: Array, roles: Array, owners: Array, parts: Array) -> list[Stretch]:
-    """Stretches of slots with the same properties and consecutive words."""
-    breaks = (roles[1:] != roles[:-1]) | (owners[1:] != owners[:-1]) | (parts[1:] != parts[:-1])
-    breaks |= (words[1:] >= 0) & (words[1:] != words[:-1] + 1)
-    begins = [0, *(np.flatnonzero(breaks) + 1).tolist()]
-    return [
-        Stretch(
-            begin=begin,
-            end=end,
-            part=str(parts[begin]),
-            role=str(roles[begin]),
-            span=int(owners[begin]),
-            word=int(words[begin]),
-        )
-        for begin, end in zip(begins, [*begins[1:], len(words)], strict=True)
-    ]
-
-
-def _read_infilled(
-    objective: Infill, tokens: Array, length: int, key: int, filling: int
-) -> list[Stretch]:
-    order = objective.task(length, key)
-    if order == "causal":
-        return []
-    end = len(tokens) - filling
-    if objective.program() is None:
-        found = _read_fragments(objective, tokens[:end], key)
-        return [*found, *_filled_up(end, tokens, found[-1].part)]
-    _, middle_id, suffix_id, *_ = objective.tokens or ()
-    added = np.ones(len(tokens), bool)
-    added[objective.restore(np.arange(len(tokens), dtype=np.int32), length, key)] = False
-    suffix, middle = (
-        int(np.flatnonzero(added & (tokens == token))[0]) for token in (suffix_id, middle_id)
-    )
-    return _sections(
-        WrittenFragment(begin=0, end=end, order=ORDERS.index(order), suffix=suffix, middle=middle),
-        word=0,
-        span=0,
-    )
-
-
-def _read_fragments(objective: Infill, tokens: Array, key: int) -> list[Stretch]:
-    """The stretches of a document that is infilled in fragments; separators are text."""
-    found: list[Stretch] = []
-    word = span = 0
-    for fragment in objective.fragments(tokens, key):
-        begin, after = fragment.begin, min(fragment.end + 1, len(tokens))
-        size = sum(section.stop - section.start for section in fragment.sections)
-        if ORDERS[fragment.order] != "causal":
-            found += _sections(fragment, word=word, span=span)
-            begin, span = fragment.end, span + 1
-            word, size = word + size, 0
-        size += after - fragment.end
-        if begin < after:
-            text = Stretch(begin=begin, end=after, part=TEXT, role=TEXT, word=word)
-            if found and found[-1].role == TEXT:
-                text = replace(text, begin=found[-1].begin, word=found.pop().word)
-            found.append(text)
-        word += size
-    return found
-
-
-def _sections(fragment: WrittenFragment, *, word: int, span: int) -> list[Stretch]:
-    """The stretches of a fragment that begins with this word of its document."""
-    begin, end, suffix, middle = fragment.begin, fragment.end, fragment.suffix, fragment.middle
-    first, last = suffix - begin - 1, end - middle - 1
-    if ORDERS[fragment.order] == "PSM":
-        words = [
-            ("prefix", begin, begin + 1, suffix, 0, -1),
-            ("suffix", suffix, suffix + 1, middle, first + last, -1),
-        ]
-        words.append(("middle", middle, middle + 1, end, first, span))
-    else:
-        # The row does not show where the prefix ends and the middle begins, and the model does not
-        # see it either.
-        words = [("prefix", begin, begin + 1, begin + 1, 0, -1)]
-        words.append(("suffix", suffix, suffix + 1, middle, last, -1))
-        words.append(("prefix and middle", middle, middle + 1, end, 0, -1))
-    found = []
-    for role, at, start, stop, place, number in words:
-        token = "middle token" if at == middle else f"{role} token"
-        found.append(Stretch(begin=at, end=start, part=role, role=token, span=number))
-        if start < stop:
-            found.append(
-                Stretch(begin=start, end=stop, part=role, role=role, span=number, word=word + place)
-            )
-    return found

@@ -1,12 +1,8 @@
 """Views for a terminal, in colour or with brackets instead of colours.
 
-A rewritten document is shown part by part, then in its original form. A sentinel appears as the
-number of its span, in the span's colour, both in the inputs and before the span, so a gap and its
-text are easy to match.
+`terminal_rewritten` shows the documents that an objective rewrote.
 """
 
-from collections.abc import Iterator
-from itertools import groupby
 from typing import Any
 
 from rich.console import Group
@@ -18,7 +14,8 @@ from penstock.plan.inputs import IGNORE
 from penstock.plan.loader.ramp import Ramp
 from penstock.use.inspection.datasets import DatasetSummary, DocumentView
 from penstock.use.inspection.plan_report import PlanReport
-from penstock.use.inspection.rows import RowDocument, RowView, Stretch
+from penstock.use.inspection.rows import RowDocument, RowView
+from penstock.use.inspection.terminal_rewritten import parts_of_document
 from penstock.use.inspection.terminal_style import (
     COLOURS,
     Style,
@@ -29,10 +26,6 @@ from penstock.use.inspection.terminal_style import (
 )
 from penstock.use.inspection.terminal_trajectories import trajectory_view
 
-CHARACTERS = 5
-"""Characters of an original document to show, per token of the limit."""
-FEW = 4
-"""Up to this number of parts (including spans), long ones are each shown from both ends."""
 QUANTILE_NAMES = {"0": "shortest", "0.5": "median", "1": "longest"}
 BAR = 40
 """Characters of the longest bar."""
@@ -124,9 +117,7 @@ def row_view(row: RowView, style: Style, max_tokens: int) -> Group:
         f"  {row.sequence_length:,} slots, {len(row.documents)} "
         f"{_plural('document', len(row.documents))}, {padding:,} padding "
         f"({padding / row.sequence_length:.1%}), targets trained: "
-        + ", ".join(
-            f"{row.num_targets(d):,} at distance {d}" for d in range(1, len(row.targets) + 1)
-        )
+        + _targets(row)
         + "".join(f", {task} {count:,}" for task, count in row.tasks.items()).replace(
             ",", "; tasks:", 1
         ),
@@ -158,16 +149,25 @@ def row_view(row: RowView, style: Style, max_tokens: int) -> Group:
     return Group(*parts, Text())
 
 
+def _targets(row: RowView) -> str:
+    """The number of targets at each distance; an objective that writes its own knows none."""
+    if row.own_targets:
+        return f"{row.num_targets():,}"
+    return ", ".join(
+        f"{row.num_targets(d):,} at distance {d}" for d in range(1, len(row.targets) + 1)
+    )
+
+
 def slots_view(row: RowView, begin: int, end: int) -> Table:
-    """Slots [begin, end), one per line: token, position, and the targets at every distance with
-    their weights.
+    """Slots [begin, end), one per line: token, position, and the targets at every distance (or
+    those that the objective wrote) with their weights.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("slot", "doc", "pos", "id"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("token", no_wrap=True)
     for distance in range(1, len(row.targets) + 1):
-        table.add_column(f"target +{distance}", no_wrap=True)
+        table.add_column("target" if row.own_targets else f"target +{distance}", no_wrap=True)
         table.add_column("weight", justify="right", no_wrap=True)
     roles = _roles(row)
     if roles:
@@ -224,7 +224,9 @@ def _document_head(row: RowView, document: RowDocument, number: int) -> Text:
 
 
 def _task(document: RowDocument) -> str:
-    """The task of a document and its number of spans."""
+    """The task of a document, and its number of spans or predicting slots."""
+    if document.own_targets:
+        return f"  {document.task}, predicts {document.num_predicted:,}"
     count = document.num_spans
     spans = f", {count:,} {_plural('span', count)}" if count else ""
     return f"  {document.task}{spans}" if document.task else ""
@@ -247,138 +249,6 @@ def _flow(texts: Any, weights: list[float], colour: str, style: Style, max_token
                 flow.append_text(style.run("".join(texts[start:slot]), weights[start], colour))
                 start = slot
     return Padding(flow, (0, 0, 0, 2), expand=False)
-
-
-# -- rewritten documents
-# -----------------------------------------------------------------------------------------------
-
-
-def parts_of_document(
-    row: RowView, document: RowDocument, weights: Any, style: Style, max_tokens: int
-) -> list[Any]:
-    """The lines of a rewritten document below its heading.
-
-    Args:
-        row: Its row.
-        document: A document with stretches.
-        weights: [T] loss weight of each slot as a target.
-        style: How the terminal shows trained tokens.
-        max_tokens: Maximum number of tokens to show of each part.
-    """
-    lines: list[Any] = []
-    for name, group in groupby(document.stretches, key=lambda each: each.part):
-        stretches = list(group)
-        begin, end = stretches[0].begin, stretches[-1].end
-        seen = ", see each other" if end - document.begin <= document.prefix else ""
-        lines.append(
-            _label(name, f"{end - begin:,} {'slot' if end - begin == 1 else 'slots'}{seen}")
-        )
-        lines.append(_indented(_rewritten_flow(row, stretches, weights, style, max_tokens)))
-    if document.restored:
-        lines += [
-            _label("as it was", ""),
-            _indented(_as_it_was(document, style, CHARACTERS * max_tokens)),
-        ]
-    return lines
-
-
-def _label(name: str, about: str) -> Text:
-    return Text.assemble((f"  ▌{name}", "bold"), f"  {about}")
-
-
-def _indented(flow: Text) -> Padding:
-    return Padding(flow, (0, 0, 0, 3), expand=False)
-
-
-def _rewritten_flow(
-    row: RowView, stretches: list[Stretch], weights: Any, style: Style, max_tokens: int
-) -> Text:
-    """The tokens of a part; the middle of a long one is left out and counted."""
-    begin, end = stretches[0].begin, stretches[-1].end
-    half = max(1, max_tokens // 2)
-    left_out = range(begin + half, end - half) if end - begin > max_tokens else range(end, end)
-    flow = Text(overflow="fold")
-    waiting: list[tuple[str, float | None, str]] = []
-    for stretch in stretches:
-        for slot in range(stretch.begin, stretch.end):
-            if slot in left_out:
-                if slot == left_out.start:
-                    waiting.append((f" …{len(left_out):,} tokens… ", None, "bold"))
-                continue
-            waiting.append(
-                (
-                    _said(row.texts[slot], stretch, style),
-                    float(weights[slot]),
-                    _look(stretch, style),
-                )
-            )
-    # Without colours, neighbours of equal weight share one pair of brackets.
-    for (weight, look), group in groupby(
-        waiting, key=lambda unit: (unit[1], "" if style.marks else unit[2])
-    ):
-        text = "".join(unit[0] for unit in group)
-        if weight is None or (weight == 0 and not style.marks):
-            flow.append(text, f"{look} dim" if weight == 0 else "bold")
-        else:
-            flow.append_text(style.run(text, weight, look))
-    return flow
-
-
-def _said(text: str, stretch: Stretch, style: Style) -> str:
-    """The text of a token, or the number of the span that a sentinel represents."""
-    if stretch.role == "sentinel":
-        return f"⟪{stretch.span}⟫" if style.marks else f" {stretch.span} "
-    return f"⟪{text}⟫" if stretch.is_added and style.marks else text
-
-
-def _look(stretch: Stretch, style: Style) -> str:
-    """Style of a stretch if its tokens are trained."""
-    colour = COLOURS[stretch.span % len(COLOURS)] if stretch.span >= 0 else "default"
-    if stretch.role == "sentinel":
-        return f"{colour} reverse"
-    return f"{colour} italic bold" if stretch.is_added else colour
-
-
-def _as_it_was(document: RowDocument, style: Style, characters: int) -> Text:
-    """The original text, with spans underlined in their colours, or in brackets with their
-    numbers.
-    """
-    flow = Text(overflow="fold")
-    for text, span in _shortened(list(document.restored), characters):
-        if span is None:
-            flow.append(text, "bold")
-        elif span < 0:
-            flow.append(text)
-        elif style.marks:
-            flow.append(f"⟪{span}: {text}⟫")
-        else:
-            flow.append(text, f"underline {COLOURS[span % len(COLOURS)]}")
-    return flow
-
-
-def _shortened(parts: list[tuple[str, int]], characters: int) -> Iterator[tuple[str, int | None]]:
-    """Shorten a text: few parts each lose their middle; of many parts, the middle ones go. Notes
-    have span None.
-    """
-    if len(parts) > FEW:
-        total, at = sum(len(text) for text, _ in parts), 0
-        noted = total <= characters
-        for text, span in parts:
-            if total <= characters or not characters / 2 <= at < total - characters / 2:
-                yield text, span
-            elif not noted:
-                yield f" …{total - characters:,} characters… ", None
-                noted = True
-            at += len(text)
-        return
-    half = characters // len(parts) // 2
-    for text, span in parts:
-        if len(text) <= 2 * half:
-            yield text, span
-            continue
-        yield text[:half], span
-        yield f" …{len(text) - 2 * half:,} characters… ", None
-        yield text[-half:], span
 
 
 # -- plans

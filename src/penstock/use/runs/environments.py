@@ -1,9 +1,9 @@
 """Code of the user's that answers a model: tools, a user, a game; and judges it.
 
-    def environment(messages, reply):
-        if "42" in reply["content"]:
-            return 1.0                                            the trajectory is over, with its reward
-        return [{"role": "tool", "content": run(reply)}]          what the model gets to see next
+    def environment(messages, reply, last):
+        if reply.get("tool_calls") and not last:
+            return [{"role": "tool", "content": run(reply)}]      what the model gets to see next
+        return float("42" in reply["content"])                    the trajectory is over, with its reward
 
 `([messages], reward)` gives a turn a reward of its own. With parameters of these names it is also
 given: `record`, that of the prompt; `state`, a dict of this trajectory alone; `finish_reason` of the

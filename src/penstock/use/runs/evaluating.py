@@ -33,10 +33,11 @@ def evaluate_run(
     what: Sequence[str | Path | Corpus | Source | Mixture | TaskSettings],
     output: Path | None,
     rows: int | None,
+    worst: int,
     settings: dict[str, Any],
 ) -> dict[str, Any]:
     """See `Run.evaluate`."""
-    check_names("Run.evaluate", settings, EvaluateKeywords, "output", "rows")
+    check_names("Run.evaluate", settings, EvaluateKeywords, "output", "rows", "worst")
     opening = take_opening(settings)
     names = [one for one in what if isinstance(one, str) and not _is_data(one)]
     if settings.get("data") is not None and len(names) != 1:
@@ -55,7 +56,7 @@ def evaluate_run(
             data.append(str(one))
         else:
             data.append(one if isinstance(one, Source | Mixture) else Source(one))
-    return evaluate(lambda: open_model(opening), data, tasks, output, rows)
+    return evaluate(lambda: open_model(opening), data, tasks, output, rows, worst)
 
 
 def _is_data(name: str) -> bool:
@@ -71,6 +72,7 @@ def evaluate(
     settings: Sequence[TaskSettings],
     output: Path | None = None,
     rows: int | None = None,
+    worst: int = 0,
 ) -> dict[str, Any]:
     """Measure a model: its loss on datasets and its scores on tasks.
 
@@ -80,6 +82,7 @@ def evaluate(
         settings: Settings of the tasks.
         output: Folder for answers and results.json; None: nothing is saved.
         rows: Approximate number of rows to use of each dataset; None: all.
+        worst: How many documents of each dataset to name, those with the highest loss.
 
     Returns:
         The figures as JSON values.
@@ -94,7 +97,7 @@ def evaluate(
     found = open_model()
     if any(one.chat for one in settings) and found.template is None:
         raise ConfigError(f"{found.run.path}: it has no chat template; leave out chat")
-    losses = _losses(found, data, rows)
+    losses = _losses(found, data, rows, worst)
     scores = _run_tasks(found, settings, tasks, output) if settings else []
     figures: dict[str, Any] = {
         "model": str(found.run.path),
@@ -158,7 +161,9 @@ def _run_lm_eval(subject: Any, one: TaskSettings, output: Path | None) -> Any:
     )
 
 
-def _losses(found: Opened, data: Sequence[Data], rows: int | None) -> list[dict[str, Any]]:
+def _losses(
+    found: Opened, data: Sequence[Data], rows: int | None, worst: int
+) -> list[dict[str, Any]]:
     """The figures of all datasets; a dataset that does not fit the model is refused before any is
     measured.
     """
@@ -173,6 +178,7 @@ def _losses(found: Opened, data: Sequence[Data], rows: int | None) -> list[dict[
             model=found.model,
             ranks=Ranks(found.model.device),
             rows=rows,
+            worst=worst,
         )
         for one in data
     ]

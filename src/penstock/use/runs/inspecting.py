@@ -59,6 +59,7 @@ from penstock.use.inspection.pages import (
     pages_of,
     settings_of_chats,
 )
+from penstock.use.inspection.terminal_rewritten import legend_of_rows
 from penstock.use.inspection.terminal_tokens import conversation_view, documents_list, legend
 from penstock.use.inspection.terminal_trajectories import trajectory_legend
 from penstock.use.inspection.trajectories import TrajectoryTree
@@ -349,11 +350,7 @@ def _show_rows(loader: Loader, asked: _Shown, name: str, *, mixed: bool) -> None
         console.print(row_view(view, style, asked.tokens or TOKENS))
         if asked.slots is not None:
             console.print(slots_view(view, *asked.slots))
-    console.print(
-        style.legend(
-            rewritten=any(document.stretches for view in views for document in view.documents)
-        )
-    )
+    console.print(legend_of_rows(views, style))
 
 
 def _show_trajectories(target: Unwritten, asked: _Shown) -> None:

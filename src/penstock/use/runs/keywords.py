@@ -95,6 +95,7 @@ class DistillKeywords(Common, total=False):
     distillation: float
     balance: Literal["fixed", "balanced"]
     choose: Literal["all", "by_score", "best"]
+    combine: Literal["losses", "average"]
     score: Literal["likelihood", "entropy", "confidence"]
     sharpness: float
 

@@ -355,6 +355,7 @@ class Run(RunFolder):
         *what: str | Path | Corpus | Source | Mixture | TaskSettings,
         output: str | Path | None = None,
         rows: int | None = None,
+        worst: int = 0,
         **settings: Unpack[EvaluateKeywords],
     ) -> JsonObject:
         """Measure the model: its scores on tasks, and its loss on held-out data.
@@ -364,17 +365,23 @@ class Run(RunFolder):
                 have other ones for each; datasets, also by folder, glob or URL; sources, mixtures.
             output: Save answers and results.json in this folder, and continue from them.
             rows: Approximate number of rows to use of each dataset; None: all.
+            worst: Name this many documents of each dataset, those with the highest loss a target.
             settings: See `TaskSettings`, and context_length, device, threads.
 
         Returns:
-            `results`, the losses (by source, task and prediction head if there are several);
-            `tasks`, the scores.
+            `results`, the losses (by source, task and prediction head if there are several), with
+            `accuracy` and `worst.1`, … if `worst` is given; `tasks`, the scores.
 
         Raises:
             ConfigError: There is no such task or dataset, or it does not fit the model.
         """
         return evaluate_run(
-            self._open_model, what, None if output is None else Path(output), rows, dict(settings)
+            self._open_model,
+            what,
+            None if output is None else Path(output),
+            rows,
+            worst,
+            dict(settings),
         )
 
     def serve(self, *, name: str | None = None, **settings: Unpack[ServeKeywords]) -> None:

@@ -158,6 +158,9 @@ function leave(target, token) {
 
 // -- start --------------------------------------------------------------------------------------------------------
 
+/** Whether some slot of some row has one of these roles. */
+const hasRole = roles => page.rows.some(row => row.documents.some(each => each.stretches?.some(([, , role]) => roles.has(role))));
+
 function manual() {
   const sample = (kind, text, weight) => element("span", { class: `t ${kind}`, "data-weight": weight }, text);
   return [element("h2", { id: "manual-title" }, "Keys and marks"),
@@ -168,7 +171,11 @@ function manual() {
       element("dt", { "data-hue": 0 }, sample("control", "<|end|>")), element("dd", {}, "a control token, one id; text that only looks like one is no chip"),
       element("dt", { "data-hue": 0 }, sample("changed", "changed")), element("dd", {}, "differs between the two settings: a line above"),
       element("dt", { "data-hue": 0 }, sample("hit", "found")), element("dd", {}, "what was searched for"),
-      ...(page.rows.some(row => row.documents.some(each => each.stretches?.length)) ? [
+      ...(hasRole(STANDING) ? [
+        element("dt", { "data-hue": 0 }, element("span", { class: "t control trained masked", "data-word": "word" })),
+        element("dd", {}, "a mask, and the word that it stands for, which is its target"),
+      ] : []),
+      ...(hasRole(new Set(["sentinel"])) ? [
         element("dt", {}, element("span", { class: "t control sentinel", "data-span": 3, "data-hue": 3 })),
         element("dd", {}, "a sentinel, by the number of its span: in its place, and before its words"),
       ] : [])),

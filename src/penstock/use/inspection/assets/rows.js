@@ -65,7 +65,7 @@ function rowView(row, { tokens, weights, targets, positions, learned }) {
   return {
     owner,
     purposes,
-    mark: (made, i) => markPurpose(made, purposes[i]),
+    mark: (made, i) => markPurpose(made, purposes[i], targets[0][i], learned[i]),
     number: i => tokens[i],
     weight: i => learned[i],
     images: imagesOf(row, row.length),
@@ -74,7 +74,7 @@ function rowView(row, { tokens, weights, targets, positions, learned }) {
       ["id", `${vocabulary.ids[tokens[i]]}${controls.has(tokens[i]) ? ", control token" : ""}`],
       ["document", owner[i] < 0 ? "none" : `${letter(owner[i])} ${row.documents[owner[i]].source}`],
       ...(purposes[i] ? [["role", purposeText(purposes[i])]] : []),
-      ["loss", learned[i] === 0 ? "only read" : `trained, weight ${learned[i]}`],
+      ["loss", learned[i] === 0 ? "only read" : `${purposes[i]?.own ? "predicts its target" : "trained"}, weight ${learned[i]}`],
       ...targets.map((each, d) => [targets.length > 1 ? `target +${d + 1}` : "target", targetText(each[i], weights[d][i])]),
     ],
   };
@@ -122,42 +122,61 @@ function trainedDrawing(learned, begin, end, slots) {
   return made;
 }
 
-/** Stretches that see only themselves (consecutive positions): documents, unless the run says otherwise. */
-function attendedBlocks(row) {
-  const blocks = [];
+/** Who sees whom: [{ begin, end, see, reach }]. A slot sees its own node up to itself, all of `see` slots at the beginning
+    of the node if it is one of them, and the nodes before it that reach it. Without nodes of trees and blocks these are stretches of
+    consecutive positions: documents, unless the run says otherwise. */
+function attendedNodes(row) {
+  if (row.nodes) return row.nodes.map(([begin, end, see, reach]) => ({ begin, end, see, reach }));
+  const nodes = [];
   let begin = 0;
-  for (let k = 0; k < row.positions.length; k += 2) blocks.push({ begin, end: begin += row.positions[k] });
-  return blocks;
+  for (let k = 0; k < row.positions.length; k += 2) {
+    const end = begin + row.positions[k];
+    nodes.push({ begin, end, see: row.documents.find(part => part.begin === begin)?.prefix ?? 0, reach: end });
+    begin = end;
+  }
+  return nodes;
 }
 
-/** The corner by which a prefix at the beginning of a block makes a square of its triangle. */
-function squareIn(prefixes, begin) {
-  const found = prefixes.find(part => part.begin === begin);
-  return found ? `L${begin + found.prefix} ${begin + found.prefix}V${begin}` : "";
+/** The slots that slot i sees, as ranges in order: nodes above its own, and its own up to itself or to the end of its prefix. */
+function seenBy(nodes, i) {
+  const own = nodes.find(({ begin, end }) => begin <= i && i < end);
+  if (!own) return null;
+  const ranges = [];
+  const add = (begin, end) => {
+    const last = ranges[ranges.length - 1];
+    if (last && last[1] === begin) last[1] = end; else ranges.push([begin, end]);
+  };
+  for (const { begin, end, reach } of nodes) if (end <= own.begin && own.begin < reach) add(begin, end);
+  const within = i < own.begin + own.see;
+  add(own.begin, within ? own.begin + own.see : i + 1);
+  return { ranges, from: within ? own.begin : i, to: own.reach };
 }
 
-/** Attention between slots: a triangle per document, and a square for a prefix that sees itself; keys to the right. */
+const rangeText = (begin, end) => (end - begin === 1 ? counted(begin) : `${counted(begin)}–${counted(end - 1)}`);
+
+/** Attention between slots: each node a triangle, a square for a prefix that sees itself, and below it the nodes that it reaches;
+    keys to the right. */
 function attentionPicture(row, view) {
-  const { slots } = row, blocks = attendedBlocks(row), prefixes = row.documents.filter(part => part.prefix > 1);
-  const pairs = blocks.reduce((sum, { begin, end }) => sum + (end - begin) * (end - begin + 1) / 2, 0)
-    + prefixes.reduce((sum, { prefix }) => sum + prefix * (prefix - 1) / 2, 0);
+  const { slots } = row, nodes = attendedNodes(row), sees = row.documents.filter(part => part.prefix > 1);
+  const pairs = nodes.reduce((sum, { begin, end, see, reach }) => sum + (end - begin) * (end - begin + 1) / 2
+    + see * Math.max(0, see - 1) / 2 + (end - begin) * (reach - end), 0);
   const causal = slots * (slots + 1) / 2;
   const rays = drawing("path", { class: "ray", d: "" });
+  const clean = begin => view.purposes[begin]?.role === "clean";
   const picture = drawing("svg", { viewBox: `0 0 ${slots} ${slots}`, role: "img",
-    "aria-label": `Attention: ${plural(blocks.length, "block")}, each slot sees its own block up to itself` },
+    "aria-label": `Attention: ${plural(nodes.length, "block")}, each slot sees its own block up to itself` },
     drawing("path", { class: "unused", d: `M0 0V${slots}H${slots}Z` }),
-    ...blocks.map(({ begin, end }) => drawing("path", { class: "triangle", "data-hue": partHue(Math.max(0, view.owner[begin])),
-      d: `M${begin} ${begin}V${end}H${end}${squareIn(prefixes, begin)}Z` })),
+    ...nodes.map(({ begin, end, see, reach }) => drawing("path", {
+      class: clean(begin) ? "triangle light" : "triangle", "data-hue": partHue(Math.max(0, view.owner[begin])),
+      d: `M${begin} ${begin}V${reach}H${end}${reach > end ? `V${end}` : ""}${see > 1 ? `L${begin + see} ${begin + see}V${begin}` : ""}Z` })),
     rays);
   const about = element("p", { class: "quiet" });
   const watch = i => {
-    const part = blocks.find(({ begin, end }) => begin <= i && i < end);
-    const prefix = prefixes.find(({ begin, prefix }) => begin <= i && i < begin + prefix);
-    const last = prefix ? prefix.begin + prefix.prefix - 1 : i, first = prefix ? prefix.begin : i;
-    rays.setAttribute("d", !part ? "" : prefix ? `M${part.begin} ${i + 0.5}H${last + 1}M${i + 0.5} ${first}V${part.end}`
-      : `M${part.begin} ${i + 0.5}H${i + 0.5}V${part.end}`);
-    about.textContent = part ? `slot ${counted(i)} sees slots ${counted(part.begin)}–${counted(last)} and is seen from `
-      + `${counted(first)}–${counted(part.end - 1)}` : `slot ${counted(i)}: padding`;
+    const seen = seenBy(nodes, i);
+    rays.setAttribute("d", !seen ? "" : seen.ranges.map(([begin, end]) => `M${begin} ${i + 0.5}H${end === i + 1 ? i + 0.5 : end}`).join("")
+      + `M${i + 0.5} ${seen.from === i ? i + 0.5 : seen.from}V${seen.to}`);
+    about.textContent = seen ? `slot ${counted(i)} sees slots ${seen.ranges.map(range => rangeText(...range)).join(", ")} and is seen from `
+      + `${counted(seen.from)}–${counted(seen.to - 1)}` : `slot ${counted(i)}: padding`;
   };
   const slotAt = event => {
     const box = picture.getBoundingClientRect();
@@ -169,10 +188,28 @@ function attentionPicture(row, view) {
   about.textContent = "Point at the picture, or move among the tokens, to see what one slot sees.";
   return element("figure", { class: "attention" }, picture, element("figcaption", {},
     element("h3", {}, "Who sees whom"),
-    element("p", {}, blocks.length < row.documents.length
-      ? "Each slot (downwards) attends to all slots before it (to the right), those of other documents too."
-      : "Each slot (downwards) attends to the slots (to the right) of its own document, up to itself."),
-    prefixes.length ? element("p", {}, `In ${plural(prefixes.length, "document")} the inputs see each other (the squares).`) : null,
+    element("p", {}, attentionText(row, nodes)),
+    ...prefixTexts(row, sees),
     element("p", {}, `${counted(pairs)} pairs, ${percent(pairs / causal)} of a causal row without borders.`),
     about));
+}
+
+function attentionText(row, nodes) {
+  if (nodes.length < row.documents.length) return "Each slot (downwards) attends to all slots before it (to the right), those of other documents too.";
+  if (row.nodes) return "Each slot (downwards) attends to the slots (to the right) of its own part of a document, and to the parts above that in the tree.";
+  return "Each slot (downwards) attends to the slots (to the right) of its own document, up to itself.";
+}
+
+/** A line each for documents whose inputs, whose slots, and whose blocks see each other. */
+function prefixTexts(row, sees) {
+  const blocks = sees.filter(part => part.stretches?.some(([, name]) => name.startsWith("block ")));
+  const copies = blocks.filter(part => part.stretches.some(([, , role]) => role === "clean"));
+  const whole = sees.filter(part => part.own && !blocks.includes(part)), inputs = sees.filter(part => !part.own);
+  const line = (parts, text) => (parts.length ? [element("p", {}, `In ${plural(parts.length, "document")} ${text}`)] : []);
+  return [
+    ...line(inputs, "the inputs see each other (the squares)."),
+    ...line(whole, "all slots see each other (the squares)."),
+    ...line(blocks, copies.length ? "the slots of a block see each other; a noised block (a square) also sees the clean copies (lighter) of the blocks before it."
+      : "the slots of a block see each other, and the blocks before theirs."),
+  ];
 }
