@@ -26,7 +26,7 @@ class PythonOutput:
     """
     tokens: Annotated[Int32, "slots"]
     weights: Annotated[Float32, "slots"]
-    targets: Annotated[Int32, "slots"]
+    targets: Annotated[Int32, "own_slots"]
     """[slots], or [0] where no objective writes targets of its own."""
     denominators: Annotated[Float64, "pieces"]
     """[P] what each piece of such an objective adds to the denominator; as `starts`."""

@@ -163,7 +163,7 @@ def infill_ids(
             raise ConfigError(
                 f"{where}: slots that a document does not need hold a padding token, and "
                 f"{tokenizer.name} has none; name a fourth of tokens=, or add one: "
-                f"{_addition(tokenizer.name, names[3:] or ['<pad>'])}"
+                f"{addition(tokenizer.name, names[3:] or ['<pad>'])}"
             )
         wanted = (*wanted, filling)
     ids = tuple(
@@ -198,12 +198,12 @@ def _family(known: dict[str, int], name: str, where: str) -> tuple[str, str, str
         raise ConfigError(
             f"{where}: {name} has no tokens for infilling of any known family "
             f"({', '.join(INFILL_FAMILIES)}); say which to use, tokens=(prefix, middle, "
-            f"suffix), or add some: {_addition(name, first)}"
+            f"suffix), or add some: {addition(name, first)}"
         )
     return found
 
 
-def _addition(name: str, tokens: Sequence[int | str]) -> str:
+def addition(name: str, tokens: Sequence[int | str]) -> str:
     """The command that adds control tokens."""
     options = " ".join(f"--token {token!r}" for token in tokens)
     return f"penstock tokenizer add {name} {options} --output DIR, and tokenizer=DIR here"
@@ -216,7 +216,7 @@ def id_of(token: int | str, role: str, tokenizer: Tokenizer, where: str) -> int:
         ConfigError: The tokenizer does not have it.
     """
     if isinstance(token, str):
-        cure = f"name another, or add it: {_addition(tokenizer.name, [token])}"
+        cure = f"name another, or add it: {addition(tokenizer.name, [token])}"
         return look_up(tokenizer, token, role=role, where=where, cure=cure)
     if token >= tokenizer.vocab_size:
         raise ConfigError(

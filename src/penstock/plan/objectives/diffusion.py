@@ -35,7 +35,7 @@ from penstock.core.compiled import from_python
 from penstock.core.errors import ConfigError
 from penstock.core.suggestions import suggests
 from penstock.plan.objectives import _diffusion_kernels as kernels
-from penstock.plan.objectives.control_tokens import look_up, tokenizer_of
+from penstock.plan.objectives.control_tokens import addition, look_up, tokenizer_of
 from penstock.plan.objectives.objective import Facts, Nodes, Written
 
 MASKS = ("<|mdm_mask|>", "<|mask|>", "[MASK]", "<mask>", "<|MASK|>")
@@ -344,10 +344,7 @@ def _mask_of(mask: int | str | None, facts: Facts, extended: str | None, name: s
     if isinstance(mask, int) and extended is None:
         return mask
     tokenizer = tokenizer_of(facts, extended, where)
-    add = (
-        f"add one: `penstock tokenizer add {tokenizer.name} --token '<|mask|>' --output DIR`, and "
-        "name DIR as tokenizer here"
-    )
+    add = f"add one: {addition(tokenizer.name, ['<|mask|>'])}"
     if isinstance(mask, int):
         if mask >= tokenizer.vocab_size:
             raise ConfigError(
