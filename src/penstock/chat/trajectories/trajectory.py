@@ -122,8 +122,7 @@ class Trajectory:
             variables: Variables of the template, such as enable_thinking.
 
         Raises:
-            ConfigError: `history` is unknown, a stop id is no control token, there is no such
-                processor, or none for the settings of images.
+            ConfigError: `history` is unknown, a stop id no control token, or a processor missing.
             TokenizerError: The vocabulary has no exact byte table.
         """
         if history not in HISTORIES:
@@ -157,8 +156,7 @@ class Trajectory:
             self.pictures = TrajectoryImages(processor, settings, self.tokenizer, template.name)
         slot = None if processor is None else processor.slot_id
         self._proof = Proof(self.tokenizer, self._texts, template.name, slot)
-        self._asked: list[int] = []
-        """First message of each prompt."""
+        self._asked: list[int] = []  # first message of each prompt
         self._said: list[Said] = []
         self._prompts: list[tuple[int, int]] = []
         """Of each reply: number of its path, and tokens of its prompt."""
@@ -187,9 +185,8 @@ class Trajectory:
         Raises:
             RecordError: An image is damaged, or the processor refuses it.
         """
-        if self.pictures is None or not self._path.images:
-            return None
-        return self.pictures.of_prompt(self.ids, self.images)
+        found = self.pictures if self._path.images else None
+        return None if found is None else found.of_prompt(self.ids, self.images)
 
     @property
     def has_log_probabilities(self) -> bool:
@@ -214,7 +211,7 @@ class Trajectory:
         if not messages:
             raise ConfigError("prompt() needs at least one new message")
         whole = [*self.messages, *self._read(messages)]
-        rendered = render_whole(whole, self.template, self._tools, self._variables, self._form)
+        rendered = self._render(whole)
         if not self._said:
             step = self._begin(rendered)
         elif self._as_template(whole[len(self.messages) :]):
@@ -403,6 +400,9 @@ class Trajectory:
         if self.history == "tool_cycle":
             return any(message["role"] == "user" for message in new)
         return self.history == "template"
+
+    def _render(self, messages: Sequence[JsonObject]) -> Whole:
+        return render_whole(messages, self.template, self._tools, self._variables, self._form)
 
     def _begin(self, whole: Whole) -> Step:
         made = self._encode(None, whole, 0, len(whole.text), self._placed(whole))
