@@ -68,12 +68,7 @@ def expand(
     Raises:
         ConversationError: The template wrote more or fewer placeholders than there are images.
     """
-    places = []
-    at = text.find(placeholder)
-    while at >= 0:
-        if literal[at : at + len(placeholder)].all():
-            places.append(at)
-        at = text.find(placeholder, at + len(placeholder))
+    places = placeholders_in(text, literal, placeholder)
     if len(places) != len(layouts):
         raise ConversationError(
             f"the template writes {placeholder!r} {len(places)} times for {len(layouts)} "
@@ -104,6 +99,17 @@ def expand(
         np.concatenate(owners),
         tuple(layouts),
     )
+
+
+def placeholders_in(text: str, literal: Bool, placeholder: str) -> list[int]:
+    """First character of each placeholder that the template wrote; arguments as for `expand`."""
+    places = []
+    at = text.find(placeholder)
+    while at >= 0:
+        if literal[at : at + len(placeholder)].all():
+            places.append(at)
+        at = text.find(placeholder, at + len(placeholder))
+    return places
 
 
 def joint_difference(

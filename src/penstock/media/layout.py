@@ -49,3 +49,11 @@ def collapse(text: str, names: Iterable[str]) -> tuple[str, tuple[int, ...]]:
             counts.append(1)
         at, last = found.end(), found.group()
     return "".join([*parts, text[at:]]), tuple(counts)
+
+
+def spelled_out(layout: Layout, names: Iterable[str]) -> str:
+    """The text of a layout with each run of one of the names as long as it is in a row; the inverse
+    of `collapse`.
+    """
+    counts = iter(layout.counts)
+    return pattern_of(names).sub(lambda found: found.group() * next(counts), layout.text)

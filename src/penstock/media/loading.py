@@ -37,6 +37,18 @@ def digest_of(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:DIGEST_BYTES]
 
 
+def key_at(digest: bytes, begin: int, end: int) -> int:
+    """A number below 0 for the tokens of an image, so that token lists in which they have it are
+    equal only where the same image stands at the same place.
+
+    Args:
+        digest: Of its bytes.
+        begin, end: Its tokens, [begin, end).
+    """
+    content = digest + begin.to_bytes(8, "little") + end.to_bytes(8, "little")
+    return -1 - (int.from_bytes(digest_of(content)[:8], "little") >> 2)
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedImage:

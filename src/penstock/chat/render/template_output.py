@@ -7,6 +7,7 @@ template writes.
 - A round of a loop over messages begins a turn; the end of the loop ends it. A message that the
   template builds from others (merged, filtered, renamed) counts as one of those that its text comes
   from.
+- A round of a loop over the parts of a content names the image for which literal text is written.
 - Values stored in variables, and literal strings on which methods are called, become `Traced`.
 
 The output does not change.
@@ -31,6 +32,7 @@ from penstock.chat.render.traced_text import (
     runs_of,
     written,
 )
+from penstock.media.records import is_media_part
 
 NO_OWNER = -1
 Node = TypeVar("Node", bound=nodes.Node)
@@ -40,24 +42,27 @@ Node = TypeVar("Node", bound=nodes.Node)
 class Turns:
     """The turn that a template is writing."""
 
-    __slots__ = ("_entered", "_inside", "_messages", "_owner", "_stack")
+    __slots__ = ("_entered", "_inside", "_messages", "_owner", "_part", "_stack")
 
     def __init__(self, messages: Any) -> None:
         self._messages = messages
         self._owner, self._entered, self._inside = NO_OWNER, False, NO_OWNER
-        self._stack: list[tuple[int, bool, int]] = []
+        self._part = ""
+        self._stack: list[tuple[int, bool, int, str]] = []
 
     def _begin_loop(self) -> None:
-        self._stack.append((self._owner, self._entered, self._inside))
+        self._stack.append((self._owner, self._entered, self._inside, self._part))
         self._inside = self._owner
 
     def _end_loop(self) -> None:
-        self._owner, self._entered, self._inside = self._stack.pop()
+        self._owner, self._entered, self._inside, self._part = self._stack.pop()
 
     def _enter(self, item: Any) -> None:
         """Begin a round of a loop; over messages, this begins a turn."""
         message = self._message_of(item)
         self._entered = message is not None
+        if isinstance(item, TracedDict) and item._path.startswith("content."):
+            self._part = f"{item._message} {item._path}" if is_media_part(item) else ""
         # A loop inside a turn over earlier messages looks something up; over later ones, it writes
         # them.
         if message is not None and message > self._inside:
@@ -104,7 +109,7 @@ class TracingContext(runtime.Context):
 
 @jinja2.pass_context
 def _write(context: TracingContext, value: Any) -> str:
-    return written(value, context._turns._owner)
+    return written(value, context._turns._owner, context._turns._part)
 
 
 @jinja2.pass_context
@@ -121,7 +126,7 @@ def _keep(context: TracingContext, value: Any) -> Any:
     """A value that is stored in a variable."""
     if not isinstance(value, str):
         return value
-    return kept(value, context._turns._owner)
+    return kept(value, context._turns._owner, context._turns._part)
 
 
 @jinja2.pass_context

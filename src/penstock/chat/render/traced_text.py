@@ -41,7 +41,8 @@ Run = tuple[int, int, str, int, int | None, bool]
 """Origin of some characters: (length, message, field, offset, owner, generated).
 
 - `message`, `field`: the message, and the path in it ("content", "content.0.text"); `LITERAL` and
-  "" for literal text.
+  "" for literal text, or the part of a content for which it was written, if that is an image
+  ("3 content.1", see `part_of`).
 - `offset`: of the first character in its field; −1 if the text was changed (escaped, padded),
   except in case, or is a number; `KEY` if it is the field's own name.
 - `owner`: the message in the turn of which the text was written; −1: outside all turns; None: not
@@ -230,35 +231,47 @@ def made(text: str, runs: tuple[Run, ...]) -> Traced:
     return new
 
 
-def written(value: object, owner: int) -> str:
+def written(value: object, owner: int, part: str = "") -> str:
     """A value as it is written in the turn of `owner`; outside all turns (−1): in the turn in which
     it was kept, if any.
+
+    Args:
+        value: The value.
+        owner: A message, or −1.
+        part: The image that it is written for; see `part_of`.
     """
     text = spelled(value)
     if not text:
         return ""
     if not isinstance(text, Traced):
-        return made(text, ((len(text), LITERAL, "", -1, owner, False),))
+        return made(text, ((len(text), LITERAL, part, -1, owner, False),))
     runs: list[Run] = []
     for length, message, field, offset, old, generated in text._runs:
         new = owner if old is None else old if old > _KEPT else owner if owner >= 0 else _KEPT - old
-        runs.append((length, message, field, offset, new, generated))
+        named = field or part if message == LITERAL else field
+        runs.append((length, message, named, offset, new, generated))
     return made(text, tuple(runs))
 
 
-def kept(text: str, owner: int) -> Traced:
+def kept(text: str, owner: int, part: str = "") -> Traced:
     """`text` as kept in a variable in the turn of `owner`; writing it in another turn overrides
-    that owner.
+    that owner. `part`: as for `written`.
     """
-    if owner < 0:
+    if owner < 0 and not part:
         return Traced(text)
+    claim = _KEPT - owner if owner >= 0 else None
     if not isinstance(text, Traced):
-        return made(text, ((len(text), LITERAL, "", -1, _KEPT - owner, False),) if text else ())
-    claim = _KEPT - owner
+        return made(text, ((len(text), LITERAL, part, -1, claim, False),) if text else ())
     runs: list[Run] = []
     for length, message, field, offset, old, generated in text._runs:
-        runs.append((length, message, field, offset, claim if old is None else old, generated))
+        named = field or part if message == LITERAL else field
+        runs.append((length, message, named, offset, claim if old is None else old, generated))
     return made(text, tuple(runs))
+
+
+def part_of(message: int, place: int) -> str:
+    """The name of a part of a message's content, in runs of what a template writes for an image."""
+    return f"{message} content.{place}"
 
 
 def runs_of(text: str) -> tuple[Run, ...]:

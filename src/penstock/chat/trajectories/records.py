@@ -7,6 +7,11 @@
 A step with `prompt_ids` is taken as it is: nothing is rendered. Without them, `messages` are the new
 ones, and the prompt is rendered as `Trajectory` does. A record without `steps` is one step itself.
 
+With a processor, messages may have images or sounds. Where ids are given too, they must have the
+processor's tokens for them: for those of the path that the step extends and the new ones; where it
+extends none, for its own or for all so far. Images may also stand next to the messages (`images`),
+next to all steps, or in `multi_modal_data` (vLLM, verl).
+
 The same things have other names elsewhere; each is read as it is:
 
 | here | elsewhere |
@@ -25,9 +30,11 @@ padding, and traces of verifiers 0.3 or newer: `layouts.py`.
 """  # noqa: E501
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
+from penstock.chat.records.layout_settings import LayoutSettings
+from penstock.chat.records.messages import read_messages
 from penstock.chat.render.template import Template
 from penstock.chat.trajectories.finished import FinishedTrajectory, GivenSteps
 from penstock.chat.trajectories.layouts import (
@@ -40,10 +47,16 @@ from penstock.chat.trajectories.layouts import (
     with_steps,
 )
 from penstock.chat.trajectories.paths import TokenPath
+from penstock.chat.trajectories.prompt_images import TrajectoryImages, has_images
 from penstock.chat.trajectories.replies import CUT, check_reply
 from penstock.chat.trajectories.trajectory import History, Trajectory
 from penstock.core.errors import ConfigError, ConversationError
-from penstock.core.json_values import JsonMapping
+from penstock.core.json_values import JsonMapping, JsonObject
+from penstock.media.finding import folder_of
+from penstock.media.images import ImageSettings
+from penstock.media.placement import images_of
+from penstock.media.processor import Processor
+from penstock.media.records import media_fields, refuse_media
 from penstock.tokenizers import Tokenizer
 
 STEPS = ("steps", "trajectory")
@@ -71,6 +84,8 @@ class RecordedStep:
 
     messages: Sequence[JsonMapping] = ()
     """New messages, where nothing else says what was sent."""
+    attachments: JsonMapping = field(default_factory=dict)
+    """Images next to the messages, by the names of their fields."""
     prompt: Sequence[int] | None = None
     """Ids that were sent; None: rendered from messages."""
     ids: Sequence[int]
@@ -95,6 +110,8 @@ class TrajectoryReader:
         history: How their prompts go on after a reply; see `Trajectory`.
         stop_ids: As for `Trajectory`.
         variables: Variables of the template.
+        processor: Of the engine's model; None: images are refused.
+        image_settings: Which images are accepted.
     """
 
     tokenizer: Tokenizer
@@ -102,24 +119,34 @@ class TrajectoryReader:
     history: History = "sampled"
     stop_ids: Sequence[int] = ()
     variables: JsonMapping
+    processor: Processor | None = None
+    image_settings: ImageSettings = field(default_factory=ImageSettings)
 
-    def read(self, record: JsonMapping, where: str = "record") -> FinishedTrajectory:
+    def read(
+        self, record: JsonMapping, where: str = "record", *, file: str = ""
+    ) -> FinishedTrajectory:
         """One trajectory.
+
+        Args:
+            record: The record.
+            where: Where it is, for errors.
+            file: The file that it is in, at whose folder relative paths of images begin.
 
         Raises:
             ConversationError: The record holds none, or numbers that do not fit each other; names
                 `where` and the step.
         """
         try:
-            return self._read(record)
+            folder = folder_of(file, self.image_settings)
+            return self._read(record, replace(self.image_settings, image_folder=folder))
         except (ConfigError, ConversationError) as error:
             raise ConversationError(f"{where}: {error}") from error
 
     def read_all(
-        self, record: JsonMapping, where: str = "record"
+        self, record: JsonMapping, where: str = "record", *, file: str = ""
     ) -> Iterator[FinishedTrajectory | ConversationError]:
         """The trajectories in a record that may hold several, such as a batch or an episode; for
-        one that cannot be read, why.
+        one that cannot be read, why. Arguments as for `read`.
         """
         try:
             parts = [*unpacked(record)]
@@ -128,11 +155,12 @@ class TrajectoryReader:
             return
         for number, part in enumerate(parts):
             try:
-                yield self.read(part, where if len(parts) == 1 else f"{where}, answer {number}")
+                place = where if len(parts) == 1 else f"{where}, answer {number}"
+                yield self.read(part, place, file=file)
             except ConversationError as error:
                 yield error
 
-    def _read(self, record: JsonMapping) -> FinishedTrajectory:
+    def _read(self, record: JsonMapping, settings: ImageSettings) -> FinishedTrajectory:
         record = with_steps(record)
         steps = [*steps_of(record)]
         given = [step.prompt is not None for step in steps]
@@ -141,7 +169,10 @@ class TrajectoryReader:
                 f"step {given.index(False)} has no prompt_ids, and others have; give them in all "
                 "steps, or in none"
             )
-        paths = self._as_given(steps) if all(given) else self._rendered(record, steps)
+        if all(given):
+            paths = self._as_given(steps, settings)
+        else:
+            paths = self._rendered(record, steps, settings)
         # One step is the record itself, or says what it earned in its place.
         one = steps[0] if len(steps) == 1 else None
         reward = one.reward if one and one.reward is not None else _reward(record)
@@ -163,8 +194,13 @@ class TrajectoryReader:
             step_advantages=of_tokens or _advantages(steps),
         )
 
-    def _as_given(self, steps: Sequence[RecordedStep]) -> tuple[TokenPath, ...]:
-        made, size = GivenSteps(), self.tokenizer.vocab_size
+    def _as_given(
+        self, steps: Sequence[RecordedStep], settings: ImageSettings
+    ) -> tuple[TokenPath, ...]:
+        seen = None
+        if self.processor is not None:
+            seen = TrajectoryImages(self.processor, settings, self.tokenizer)
+        made, size = GivenSteps(seen), self.tokenizer.vocab_size
         for number, step in enumerate(steps):
             assert step.prompt is not None
             name = f"step {number}"
@@ -172,11 +208,12 @@ class TrajectoryReader:
             if not prompt:
                 raise ConversationError(f"{name}: its prompt has no token")
             ids, logs, weights = check_reply(name, step.ids, step.logs, step.mask, size)
-            made.add(prompt, ids, logs, weights)
+            images = images_of(_messages_of(step, name, seen))
+            made.add(prompt, ids, logs, weights, images=images)
         return made.paths()
 
     def _rendered(
-        self, record: JsonMapping, steps: Sequence[RecordedStep]
+        self, record: JsonMapping, steps: Sequence[RecordedStep], settings: ImageSettings
     ) -> tuple[TokenPath, ...]:
         if self.template is None:
             raise ConversationError(
@@ -188,11 +225,15 @@ class TrajectoryReader:
             tools=first_of(record, TOOLS),
             history=self.history,
             stop_ids=self.stop_ids,
+            processor=self.processor,
+            image_settings=None if self.processor is None else settings,
             **{**self.variables, **(record.get("chat_template_kwargs") or {})},
         )
+        seen = trajectory.pictures
         for number, step in enumerate(steps):
             try:
-                trajectory.prompt(step.messages)
+                new = _messages_of(step, "its messages", seen) or step.messages
+                trajectory.prompt(new)
                 trajectory.reply(
                     step.ids,
                     step.logs,
@@ -203,6 +244,24 @@ class TrajectoryReader:
             except (ConfigError, ConversationError) as error:
                 raise ConversationError(f"step {number}: {error}") from error
         return trajectory.paths()
+
+
+def _messages_of(
+    step: RecordedStep, name: str, seen: TrajectoryImages | None
+) -> Sequence[JsonMapping]:
+    """The new messages of a step, with its images as parts; none if it has no images.
+
+    Raises:
+        ConversationError: There are images, and no processor; or one cannot be read.
+    """
+    if not step.attachments and not has_images(step.messages):
+        return ()
+    messages: Sequence[JsonMapping] = step.messages or [{"role": "user", "content": ""}]
+    if seen is None:
+        refuse_media(messages, step.attachments, name)
+        return ()
+    read, _ = read_messages([*messages], "messages", LayoutSettings(), name)
+    return seen.read(read, name, step.attachments)
 
 
 def steps_of(record: JsonMapping) -> Iterator[RecordedStep]:
@@ -218,7 +277,9 @@ def steps_of(record: JsonMapping) -> Iterator[RecordedStep]:
     for number, step in enumerate(steps):
         if not isinstance(step, Mapping):
             raise ConversationError(f"step {number} is {step!r:.40}; expected an object")
-        yield _step(step, number)
+        # Images next to the steps belong to the first prompt.
+        own = {} if number or step is record else _attachments(record)
+        yield _step({**own, **step} if own else step, number)
 
 
 def _step(given: JsonMapping, number: int) -> RecordedStep:
@@ -253,6 +314,7 @@ def _step(given: JsonMapping, number: int) -> RecordedStep:
     message, mask = found.get("message"), first_of(found, MASK)
     return RecordedStep(
         messages=found.get("messages") or (),
+        attachments=_attachments(given),
         prompt=_ids(prompt, f"step {number}: prompt_ids"),
         ids=_ids(ids, f"step {number}: response_ids") or (),
         logs=_logs(first_of(found, LOGS), mask, number),
@@ -263,6 +325,12 @@ def _step(given: JsonMapping, number: int) -> RecordedStep:
         advantage=_advantage(found, len(ids)),
         temperature=_number(found, ("temperature",)),
     )
+
+
+def _attachments(given: JsonMapping) -> JsonObject:
+    """Images in the fields of a record or step, also where vLLM and verl have them."""
+    found = given.get("multi_modal_data")
+    return media_fields({**given, **found} if isinstance(found, Mapping) else given)
 
 
 def _ids(value: object, name: str) -> Sequence[int] | None:

@@ -148,3 +148,16 @@ def check_reply(
         if not (math.isfinite(one) and one >= 0):
             raise ConfigError(f"{where}: the weight of token {place} is {one}; expected 0 or more")
     return own, [min(one, 0.0) for one in numbers], shares
+
+
+def check_stops(stops: Iterable[int], names: Mapping[int, str], tokenizer: str) -> None:
+    """Refuse ids that end a generation and are no control tokens.
+
+    Raises:
+        ConfigError: One is none.
+    """
+    for one in stops:
+        if one not in names:
+            raise ConfigError(
+                f"stop id {one} is no control token of {tokenizer}; replies end with control tokens"
+            )

@@ -17,6 +17,9 @@ them is rendered. Three ways to go on after a reply:
   path begins, in which replies keep their ids where they are written as they were sampled.
 - `tool_cycle`: `sampled` until the next message of a user, where it is `template`.
 
+With a processor, messages may hold images, sounds or videos: `ids` have their tokens, and `images`
+says where each stands. What stands before a reply stays there.
+
 Costs a render of the conversation a prompt, and one more for each other form of its messages that
 is tried.
 """
@@ -25,18 +28,23 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
 
-from penstock.chat.records.conversation import DEFAULT_WEIGHTS, Conversation, Form
+from penstock.chat.records.conversation import Form
 from penstock.chat.records.layout_settings import LayoutSettings
 from penstock.chat.records.messages import read_messages
 from penstock.chat.records.tools import read_tools
-from penstock.chat.render.choosing import render_form
 from penstock.chat.render.excerpts import find_turns
-from penstock.chat.render.forms import forms_of
-from penstock.chat.render.template import Rendered, Template, load_template, own_template
-from penstock.chat.render.turns import RenderedConversation, Turn, difference
+from penstock.chat.render.template import Template, load_template
+from penstock.chat.render.turns import Turn, difference
 from penstock.chat.trajectories.finished import FinishedTrajectory
 from penstock.chat.trajectories.notebook import tree_html
-from penstock.chat.trajectories.paths import OpenPath, TokenPath
+from penstock.chat.trajectories.paths import OpenPath, PathImage, TokenPath, keyed, moved
+from penstock.chat.trajectories.prompt_images import (
+    Placed,
+    TrajectoryImages,
+    as_plain,
+    has_images,
+    template_of,
+)
 from penstock.chat.trajectories.proof import Proof, TrajectoryCertificate
 from penstock.chat.trajectories.replies import (
     CUT,
@@ -45,14 +53,18 @@ from penstock.chat.trajectories.replies import (
     TokenTexts,
     as_message,
     check_reply,
+    check_stops,
     message_of,
     without_end,
 )
-from penstock.chat.trajectories.seams import encode_behind
-from penstock.chat.trajectories.tails import Tails, literal_of
-from penstock.core.arrays import Bool
-from penstock.core.errors import ConfigError, ConversationError, RecordError
+from penstock.chat.trajectories.seams import Stretch, encode_behind
+from penstock.chat.trajectories.tails import Tails
+from penstock.chat.trajectories.wholes import Whole, render_whole
+from penstock.core.errors import ConfigError, ConversationError
 from penstock.core.json_values import JsonMapping, JsonObject
+from penstock.media.images import ImageSettings
+from penstock.media.processor import Processor, load_processor
+from penstock.media.prompts import PromptImages
 from penstock.media.records import refuse_media
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
@@ -72,18 +84,6 @@ class Step(NamedTuple):
     """
 
 
-class _Whole(NamedTuple):
-    """The conversation so far as text, with the prompt for the next reply."""
-
-    rendered: Rendered
-    conversation: RenderedConversation
-    literal: Bool
-
-    @property
-    def text(self) -> str:
-        return self.rendered.text
-
-
 @final
 class Trajectory:
     """One conversation.
@@ -91,6 +91,7 @@ class Trajectory:
     Attributes:
         messages: All messages so far, with those of replies.
         steps: How each prompt continued those before it.
+        pictures: Reads and finds its images; None: it has no processor.
     """
 
     def __init__(
@@ -101,20 +102,27 @@ class Trajectory:
         tools: Sequence[JsonMapping] | None = None,
         history: History = "sampled",
         stop_ids: Collection[int] = (),
+        processor: Processor | str | Path | None = None,
+        image_settings: ImageSettings | None = None,
         **variables: Any,
     ) -> None:
         """Begin a trajectory.
 
         Args:
             tokenizer: The engine's tokenizer, or where to load it from.
-            template: The chat template, or where to load it from; None: the tokenizer's own.
+            template: The chat template, or where to load it from; None: the processor's, or the
+                tokenizer's own.
             tools: JSON schemas of functions.
             history: How prompts go on after a reply: sampled, template or tool_cycle; see above.
             stop_ids: Ids besides EOS that end a generation.
+            processor: Of the model, or where to load it from: messages may then have images, or
+                sounds. None: they are refused.
+            image_settings: Which images are accepted, and where relative paths begin
+                (`image_folder`); None: as for conversations that are prepared.
             variables: Variables of the template, such as enable_thinking.
 
         Raises:
-            ConfigError: `history` is unknown, or a stop id is no control token.
+            ConfigError: `history` is unknown, a stop id no control token, or a processor missing.
             TokenizerError: The vocabulary has no exact byte table.
         """
         if history not in HISTORIES:
@@ -122,8 +130,12 @@ class Trajectory:
         self.tokenizer = (
             tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
         )
+        if image_settings is not None and processor is None:
+            raise ConfigError("image_settings are for a processor; give it, or leave them out")
+        if isinstance(processor, str | Path):
+            processor = load_processor(processor)
         if template is None:
-            template = own_template(self.tokenizer)
+            template = template_of(self.tokenizer, processor)
         elif not isinstance(template, Template):
             template = load_template(template, tokenizer=self.tokenizer)
         self.template, self.history = template, history
@@ -133,12 +145,18 @@ class Trajectory:
         self._variables = variables
         self._texts = TokenTexts(self.tokenizer)
         stops = {*stop_ids, *([] if self.tokenizer.eos_id is None else [self.tokenizer.eos_id])}
-        self._check_stops(stops)
+        check_stops(stops, self._texts.names, self.tokenizer.name)
         names = self._texts.names
         self._tails = Tails(
             template, frozenset(names.values()), frozenset(names[one] for one in stops), variables
         )
-        self._proof = Proof(self.tokenizer, self._texts, template.name)
+        self.pictures = None
+        if processor is not None:
+            settings = image_settings or ImageSettings()
+            self.pictures = TrajectoryImages(processor, settings, self.tokenizer, template.name)
+        slot = None if processor is None else processor.slot_id
+        self._proof = Proof(self.tokenizer, self._texts, template.name, slot)
+        self._asked: list[int] = []  # first message of each prompt
         self._said: list[Said] = []
         self._prompts: list[tuple[int, int]] = []
         """Of each reply: number of its path, and tokens of its prompt."""
@@ -155,6 +173,20 @@ class Trajectory:
     def ids(self) -> tuple[int, ...]:
         """All tokens of the current path: after `prompt`, what to send."""
         return tuple(self._path.ids)
+
+    @property
+    def images(self) -> tuple[PathImage, ...]:
+        """The images of `ids` in order, or sounds, or frames of videos, each with its tokens."""
+        return tuple(self._path.images)
+
+    def prompt_images(self) -> PromptImages | None:
+        """The images of `ids` as our engine takes them; None: there are none.
+
+        Raises:
+            RecordError: An image is damaged, or the processor refuses it.
+        """
+        found = self.pictures if self._path.images else None
+        return None if found is None else found.of_prompt(self.ids, self.images)
 
     @property
     def has_log_probabilities(self) -> bool:
@@ -186,6 +218,8 @@ class Trajectory:
             step = self._follow(rendered)
         else:
             step = self._append(rendered)
+        self._form = rendered.form
+        self._asked.append(len(self.messages))
         self.messages, self._awaits = whole, True
         self.steps.append(step)
         return self.ids
@@ -222,6 +256,8 @@ class Trajectory:
         ids, logs, own = check_reply(
             f"reply {number}", ids, log_probabilities, weights, self.tokenizer.vocab_size
         )
+        if self.pictures is not None:
+            self.pictures.refuse_slots(f"reply {number}", ids)
         before = self._path.ids[-1] if self._path.ids else None
         text, is_text = self._texts.text(ids, before)
         cut = finish_reason == CUT
@@ -251,7 +287,7 @@ class Trajectory:
         self.messages.append(found)
         self._prompts.append((len(self._done), len(self._path.ids)))
         self._path.sampled(number, ids, logs, own)
-        self._proof.sampled(ids, own)
+        self._proof.sampled(ids, own, self.images)
         self._sent += text
         self._has_logs = self._has_logs and log_probabilities is not None
         self._awaits = False
@@ -265,16 +301,19 @@ class Trajectory:
 
     def record(self) -> JsonObject:
         """Its steps as a record that `TrajectoryReader` reads: ids that were sent and sampled, with
-        log-probabilities and messages.
+        log-probabilities and messages; where there are images, with the new messages of each step.
         """
         paths = [*(path.ids.tolist() for path in self._done), self._path.ids]
         logs = [*(path.log_probabilities.tolist() for path in self._done), self._path.logs]
         weights = [*(path.weights.tolist() for path in self._done), self._path.weights]
         steps = []
-        for (path, begin), said in zip(self._prompts, self._said, strict=True):
+        pictured = has_images(self.messages)
+        for (path, begin), said, asked in zip(self._prompts, self._said, self._asked, strict=False):
             end = begin + len(said.ids)
+            new = self.messages[asked : said.message]
             steps.append(
                 {
+                    **({"messages": as_plain(new)} if pictured else {}),
                     "prompt_ids": list(paths[path][:begin]),
                     "response_ids": list(said.ids),
                     "log_probabilities": logs[path][begin:end] if self._has_logs else None,
@@ -344,7 +383,10 @@ class Trajectory:
         """Messages as templates see them."""
         where = f"trajectory, from message {len(self.messages)} on"
         found, _ = read_messages([dict(one) for one in messages], "messages", _LAYOUT, where)
-        refuse_media(found, {}, where)
+        if self.pictures is None or replies:
+            refuse_media(found, {}, where)
+        else:
+            found = self.pictures.read(found, where)
         if self._said and not replies:
             for place, one in enumerate(found):
                 if one["role"] == "assistant":
@@ -359,81 +401,62 @@ class Trajectory:
             return any(message["role"] == "user" for message in new)
         return self.history == "template"
 
-    def _render(self, whole: Sequence[JsonObject]) -> _Whole:
-        """The conversation in the form that the template accepts, with the prompt at its end."""
-        plain = tuple({"content": None, **message} for message in whole)
-        conversation = Conversation(
-            messages=plain,
-            message_weights=(DEFAULT_WEIGHTS,) * len(plain),
-            forms=forms_of(plain, True, True),
-            tools=self._tools,
-            variables=self._variables,
-        )
-        try:
-            conversation, rendered = render_form(
-                conversation, self.template, prompted=True, likely=self._form
-            )
-        except RecordError as error:
-            raise ConversationError(
-                f"trajectory of {len(whole)} messages, message {len(whole) - 1} the last: {error}"
-            ) from error
-        self._form = conversation.changed
-        parts = RenderedConversation(
-            self.template, rendered, conversation.messages, conversation.tools, self._variables
-        )
-        return _Whole(rendered, parts, literal_of(rendered))
+    def _render(self, messages: Sequence[JsonObject]) -> Whole:
+        return render_whole(messages, self.template, self._tools, self._variables, self._form)
 
-    def _begin(self, whole: _Whole) -> Step:
-        ids = self._encode(None, whole.text, whole.literal)
-        self._proof.sent(ids, whole.text, None, self._said)
-        self._path.read(ids)
+    def _begin(self, whole: Whole) -> Step:
+        made = self._encode(None, whole, 0, len(whole.text), self._placed(whole))
+        self._proof.sent(made, None, self._said)
+        self._path.read(made.ids, made.images)
         self._sent = whole.text
         return Step("first")
 
-    def _append(self, whole: _Whole) -> Step:
+    def _append(self, whole: Whole) -> Step:
         """The text behind the last reply."""
         last = self._said[-1]
         turn = self._tails.turn(whole.conversation, last.message)
         begin = self._tails.begin(turn, last, whole.text, whole.literal)
         self._tails.check(whole.rendered, begin, last.message)
-        self._extend(whole, begin)
+        self._extend(whole, begin, self._placed(whole, begin, last.message))
         before = whole.text[: turn.begin]
         if before == last.before and whole.text.startswith(last.text, turn.begin):
             return Step("extends")
         kept = last.before + last.text
         return Step("extends", f"the template would rewrite it: {difference(kept, whole.text)}")
 
-    def _follow(self, whole: _Whole) -> Step:
+    def _follow(self, whole: Whole) -> Step:
         """The text of the whole, which may be another than was sent."""
-        last = self._said[-1]
-        if last.is_text and whole.text.startswith(self._sent):
-            self._extend(whole, len(self._sent))
+        last, placed = self._said[-1], self._placed(whole)
+        seen = sum(one.at < len(self._sent) for one in placed)
+        if last.is_text and whole.text.startswith(self._sent) and seen == len(self._path.images):
+            self._extend(whole, len(self._sent), placed)
             return Step("extends")
-        ids, kept = self._rewritten(whole)
-        if ids[: len(self._path.ids)] == self._path.ids:
+        made, kept = self._rewritten(whole, placed)
+        path = self._path
+        if keyed(made.ids, made.images)[: len(path.ids)] == path.keys:
             # Another text (normalised), the same ids.
-            new = ids[len(self._path.ids) :]
-            mine = [self._said[one] for one in self._path.replies]
-            self._proof.sent(ids, whole.text, None, mine)
-            self._path.read(new)
+            mine = [self._said[one] for one in path.replies]
+            self._proof.sent(made, None, mine)
+            new = [one for one in made.images if one[1].begin >= len(path.ids)]
+            path.read(made.ids[len(path.ids) :], moved(new, -len(path.ids)))
             self._sent = whole.text
             return Step("extends")
         why = (
             f"{len(kept)} of {len(self._said)} replies keep their ids; the template writes "
             f"{difference(whole.text, self._sent)}"
         )
-        self._proof.sent(ids, whole.text, None, [self._said[one] for one in kept])
-        self._done.append(self._path.done())
-        self._path, self._sent = self._path.branch(ids), whole.text
+        self._proof.sent(made, None, [self._said[one] for one in kept])
+        self._done.append(path.done())
+        self._path, self._sent = path.branch(made.ids, made.images), whole.text
         return Step("branch", why)
 
-    def _rewritten(self, whole: _Whole) -> tuple[list[int], list[int]]:
-        """Ids of the whole text, in which replies that are written as they were sampled keep
-        theirs; and the numbers of those.
+    def _rewritten(self, whole: Whole, placed: Sequence[Placed]) -> tuple[Stretch, list[int]]:
+        """The whole text, in which replies that are written as they were sampled keep their ids;
+        and the numbers of those.
         """
         numbers = [one.message for one in self._said]
         turns: Mapping[int, Turn] = find_turns(whole.conversation, numbers)
-        ids: list[int] = []
+        made = Stretch([], [], "")
         kept: list[int] = []
         at = 0
         text = whole.text
@@ -445,30 +468,32 @@ class Trajectory:
             whole_turn = end == turn.end or one.text == text[turn.begin : turn.words_end]
             if not (text.startswith(one.text, turn.begin) and whole_turn):
                 continue
-            between = slice(at, turn.begin)
-            ids += self._encode(_last(ids), text[between], whole.literal[between])
-            ids += one.ids
+            between = self._encode(_last(made.ids), whole, at, turn.begin, placed)
+            made = made.joined(between).joined(Stretch([*one.ids], [], one.text))
             kept.append(number)
             at = end
-        return ids + self._encode(_last(ids), text[at:], whole.literal[at:]), kept
+        return made.joined(self._encode(_last(made.ids), whole, at, len(text), placed)), kept
 
-    def _extend(self, whole: _Whole, begin: int) -> None:
-        tail, before = whole.text[begin:], _last(self._path.ids)
-        ids = self._encode(before, tail, whole.literal[begin:])
-        self._proof.sent(ids, tail, before, ())
-        self._path.read(ids)
-        self._sent += tail
+    def _extend(self, whole: Whole, begin: int, placed: Sequence[Placed]) -> None:
+        before = _last(self._path.ids)
+        made = self._encode(before, whole, begin, len(whole.text), placed)
+        self._proof.sent(made, before, ())
+        self._path.read(made.ids, made.images)
+        self._sent += whole.text[begin:]
 
-    def _encode(self, before: int | None, text: str, literal: Bool) -> list[int]:
-        return encode_behind(self.tokenizer, self._texts.names, before, text, literal)
+    def _placed(self, whole: Whole, begin: int = 0, after: int = -1) -> Sequence[Placed]:
+        """The images in a text, from a character on, which belong to messages after one."""
+        return () if self.pictures is None else self.pictures.find(whole, begin, after)
 
-    def _check_stops(self, stops: Collection[int]) -> None:
-        for one in stops:
-            if one not in self._texts.names:
-                raise ConfigError(
-                    f"stop id {one} is no control token of {self.tokenizer.name}; replies end with "
-                    "control tokens"
-                )
+    def _encode(
+        self, before: int | None, whole: Whole, begin: int, end: int, placed: Sequence[Placed]
+    ) -> Stretch:
+        """The tokens of a part of a text."""
+        text, literal, names = whole.text[begin:end], whole.literal[begin:end], self._texts.names
+        if self.pictures is None:
+            return Stretch(encode_behind(self.tokenizer, names, before, text, literal), [], text)
+        images = [one.image for one in placed if begin <= one.at < end]
+        return self.pictures.encode(names, before, text, literal, images)
 
 
 def _last(ids: Sequence[int]) -> int | None:

@@ -11,6 +11,7 @@ import numpy as np
 from penstock.chat import Conversation, EncodedChat
 from penstock.chat.records.answers import AnswerSet
 from penstock.core.errors import ConfigError
+from penstock.data.shards.format.images import stored_image
 from penstock.data.shards.format.tree_building import TreeDocument, build_tree
 from penstock.data.shards.format.trees import LABEL, RANK, Tree
 
@@ -46,6 +47,7 @@ class Answers:
         *,
         share: bool,
         shared_weights: str,
+        image_storage: str,
     ) -> None:
         """Make the document.
 
@@ -54,6 +56,7 @@ class Answers:
             columns: Gives the columns of the paths.
             share: Store what paths begin with in common once.
             shared_weights: sum or once.
+            image_storage: copy or reference.
 
         Raises:
             ConfigError: Two answers of different rank are the same tokens.
@@ -81,14 +84,24 @@ class Answers:
             shared_weights="once" if shared_weights == "once" else "sum",
             share=share,
             trained_alike=given.compared,
+            images=[
+                [stored_image(image, place, image_storage) for image, place in chat.images]
+                for chat in self.chats
+            ],
         )
         self.tree = self.document.tree if given.compared or len(self.chats) > 1 else None
 
     def _refuse_equal(self, ranks: Sequence[float]) -> None:
         for one, chat in enumerate(self.chats):
             for other in range(one):
-                if ranks[one] != ranks[other] and np.array_equal(
-                    chat.tokens, self.chats[other].tokens
+                rival = self.chats[other]
+                alike = [image.digest for image, _ in chat.images] == [
+                    image.digest for image, _ in rival.images
+                ]
+                if (
+                    ranks[one] != ranks[other]
+                    and alike
+                    and np.array_equal(chat.tokens, rival.tokens)
                 ):
                     raise ConfigError(
                         f"answers {other} and {one} are the same tokens, so neither is better"

@@ -16,7 +16,7 @@ from penstock.core.ragged import Ragged
 from penstock.data.prepare.answers import Answers
 from penstock.data.prepare.documents import Documents, split_rows
 from penstock.data.prepare.settings import PrepareSettings, column_name
-from penstock.data.shards.format.images import ImageOf
+from penstock.data.shards.format.images import stored_image
 from penstock.data.shards.writing.blocks import spans_of
 from penstock.data.sources import ObjectBlock
 from penstock.data.sources.checks import look_up
@@ -119,30 +119,12 @@ def documents_of(
             columns=_columns(
                 [(record, one) for record in picked for one in record.chats], settings
             ),
-            images=[_images(one, storage) for one in chats],
+            images=[
+                [stored_image(image, place, storage) for image, place in one.images]
+                for one in chats
+            ],
         )
     return splits
-
-
-def _images(chat: EncodedChat, storage: str) -> list[ImageOf]:
-    """The images of a conversation, as they are stored with its document."""
-    return [
-        ImageOf(
-            begin=place.begin,
-            end=place.end,
-            slots=place.layout.slots,
-            patches=place.layout.patches,
-            height=image.size[0],
-            width=image.size[1],
-            digest=image.digest,
-            read=image.read,
-            origin=image.origin,
-            reference=image.reference()
-            if storage == "reference" and not image.is_embedded
-            else None,
-        )
-        for image, place in chat.images
-    ]
 
 
 def _columns(
@@ -188,7 +170,7 @@ def _answer_documents(
             [sum(len(chat.text.encode()) for chat in one.chats) for one in answers], np.int64
         ),
         trees=[one.tree for one in answers],
-        images=[[] for _ in answers],
+        images=[[*one.images] for one in made],
         columns={
             column.name: Ragged.from_rows([one.columns[column.name] for one in made], np.float32)
             for column in settings.columns

@@ -20,7 +20,7 @@ from penstock.chat.records.cleaning import Counts, clean, fit
 from penstock.chat.records.images import place_images
 from penstock.chat.records.layouts import read_detected
 from penstock.chat.render.forms import normalise
-from penstock.core.errors import ConfigError, ConversationError, RecordError, TokenizerError
+from penstock.core.errors import ConfigError, RecordError, TokenizerError
 from penstock.core.json_values import JsonObject
 from penstock.core.urls import Address
 from penstock.data.prepare.answers import Answers, add_mismatched
@@ -35,7 +35,6 @@ from penstock.media.expansion import joint_difference
 from penstock.media.finding import folder_of
 from penstock.media.images import ImageSettings
 from penstock.media.loading import ImageLoader, Room
-from penstock.media.placement import images_of
 from penstock.media.processor import Processor
 
 BATCH = 256
@@ -197,14 +196,16 @@ def _read_answers(
     record.layout = answers_layout(value, chat.layout, record.origin)
     sets = read_answers(value, chat.layout, record.origin)
     if load is not None:
-        for conversation in (one for some in sets for one in some.conversations):
-            if images_of(
-                place_images(conversation, load, load.processor.medium, load.frames).messages
-            ):
-                raise ConversationError(
-                    f"{record.origin}: has images, which documents with several answers "
-                    "cannot have yet; take answers: best"
-                )
+        sets = [
+            replace(
+                one,
+                conversations=tuple(
+                    place_images(conversation, load, load.processor.medium, load.frames)
+                    for conversation in one.conversations
+                ),
+            )
+            for one in sets
+        ]
     if sets and needs_key:
         record.key = _key_of(sets[0].conversations[0])
     for one in sets:
@@ -236,6 +237,7 @@ def _plant(
                 partial(numbers_of, record, settings),
                 share=share,
                 shared_weights=chat.layout.shared_weights,
+                image_storage=chat.images.image_storage,
             )
         except ConfigError as error:
             record.fail(error)

@@ -39,7 +39,7 @@ from penstock.data.shards import (
     TokenizerInfo,
     finish_dataset,
 )
-from penstock.data.shards.format.images import PROCESSOR_FOLDER, MediaInfo
+from penstock.data.shards.format.images import save_processor
 from penstock.data.shards.format.manifest import LENGTHS, TOKENIZER_FOLDER
 from penstock.data.shards.writing.finish import load_shard
 from penstock.data.sources import Damage, Reject
@@ -257,14 +257,7 @@ def _finish_split(
         isinstance(shop.recipe, ChatRecipe)
         and (processor := shop.recipe.encoder.processor) is not None
     ):
-        processor.save(folder / PROCESSOR_FOLDER)
-        info = MediaInfo(
-            processor=processor.kind,
-            fingerprint=processor.fingerprint,
-            slot_id=processor.slot_id,
-            settings=shop.recipe.chat.images.describe(),
-        )
-        sealed = (*sealed, *info.save(folder))
+        sealed = (*sealed, *save_processor(folder, processor, shop.recipe.chat.images))
     shards = [
         _finished_shard(folder, record.shards[split])
         for record in records

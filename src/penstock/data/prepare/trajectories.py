@@ -9,6 +9,7 @@ manifest, and is written again.
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -16,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.chat import Template, load_template
-from penstock.chat.render.template import own_template
 from penstock.chat.trajectories.finished import FinishedTrajectory
 from penstock.chat.trajectories.paths import TokenPath
+from penstock.chat.trajectories.prompt_images import template_of
 from penstock.chat.trajectories.records import TrajectoryReader
 from penstock.chat.trajectories.trajectory import HISTORIES, History
 from penstock.core.errors import ConfigError, OutputError, RecordError
@@ -27,6 +28,7 @@ from penstock.core.suggestions import suggests
 from penstock.core.terminal import Progress
 from penstock.data.prepare.probe import say
 from penstock.data.shards.dataset import Dataset
+from penstock.data.shards.format.images import stored_image
 from penstock.data.shards.format.manifest import MANIFEST, ChatInfo
 from penstock.data.shards.format.tree_building import TreeDocument, build_tree
 from penstock.data.shards.format.trees import (
@@ -43,6 +45,9 @@ from penstock.data.shards.format.trees import (
 from penstock.data.shards.memory import weight_spans, write_dataset
 from penstock.data.sources.opening import open_sources
 from penstock.data.sources.records import Fields, stop_at_damage
+from penstock.media.images import ImageSettings
+from penstock.media.loading import LoadedImage
+from penstock.media.processor import Processor, load_processor
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.loading import load_tokenizer
 
@@ -60,6 +65,8 @@ def write_trajectories(
     sampling: Mapping[str, object] = MappingProxyType({}),
     append: bool = False,
     share: bool = True,
+    processor: Processor | None = None,
+    image_settings: ImageSettings | None = None,
 ) -> Dataset:
     """Write trajectories as a dataset that a policy learns from.
 
@@ -74,16 +81,23 @@ def write_trajectories(
         append: Write the next round.
         share: False: each path is stored apart, for models that read no trees; the loss is the
             same. True: what paths of a group begin with in common is stored and computed once.
+        processor: Of the model, where prompts may have images or sounds; saved with the dataset.
+        image_settings: Those with which the trajectories were made; None: the defaults.
 
     Raises:
-        ConfigError: There is no trajectory, or some have a reward and others have not.
+        ConfigError: There is no trajectory, some have a reward and others have not, or images come
+            without a processor.
         OutputError: The folder is not empty, or cannot be written.
     """
     folder = local_path(output, "a dataset of trajectories")
     groups = in_groups(trajectories)
     if not groups:
         raise ConfigError("there are no trajectories to write")
-    documents = trees_of(groups, share=share)
+    if image_settings is not None and processor is None:
+        raise ConfigError("image_settings are for a processor; give it, or leave them out")
+    settings = image_settings or ImageSettings()
+    _check_processor(groups, processor)
+    documents = trees_of(groups, share=share, image_storage=settings.image_storage)
     if append:
         folder = _next_round(folder)
     return write_dataset(
@@ -96,7 +110,31 @@ def write_trajectories(
         chat=chat,
         sampling=dict(sampling),
         documents_per_shard=SHARD_DOCUMENTS,
+        images=None if processor is None else [one.images for one in documents],
+        processor=processor,
+        image_settings=settings,
     )
+
+
+def _check_processor(
+    groups: Sequence[Sequence[FinishedTrajectory]], processor: Processor | None
+) -> None:
+    """Refuse images of another processor, or without any."""
+    for number, one in enumerate(one for group in groups for one in group):
+        for path in one.paths:
+            if path.images and processor is None:
+                raise ConfigError(
+                    f"trajectory {number} has images; give the processor that made its prompts"
+                )
+            for image, place in path.images:
+                slot = -1 if processor is None else processor.slot_id
+                slots = int((path.ids[place.begin : place.end] == slot).sum())
+                if slots != place.layout.slots:
+                    raise ConfigError(
+                        f"trajectory {number}: an image of {image.size[1]}x{image.size[0]} has "
+                        f"{slots} slots by this processor, expected {place.layout.slots}; give the "
+                        "processor that made its prompts"
+                    )
 
 
 def in_groups(
@@ -110,10 +148,17 @@ def in_groups(
 
 
 def trees_of(
-    groups: Sequence[Sequence[FinishedTrajectory]], *, share: bool = True
+    groups: Sequence[Sequence[FinishedTrajectory]],
+    *,
+    share: bool = True,
+    image_storage: str = "copy",
 ) -> list[TreeDocument]:
-    """One document for each group, all with the same values and columns; see `write_trajectories`
-    about `share`.
+    """One document for each group, all with the same values and columns.
+
+    Args:
+        groups: The trajectories of each.
+        share: As for `write_trajectories`.
+        image_storage: copy or reference, as in `ImageSettings`.
 
     Raises:
         ConfigError: Some have a number, such as a reward, that others lack.
@@ -134,7 +179,7 @@ def trees_of(
         *([TURN_REWARDS] if any(one.step_rewards for one in every) else []),
         *([POLICY_VERSION] if _all_or_none("version", [one.version for one in every]) else []),
     ]
-    return [_tree_of(group, names, columns, share=share) for group in groups]
+    return [_tree_of(group, names, columns, share, image_storage) for group in groups]
 
 
 def _all_or_none(name: str, values: Sequence[object]) -> bool:
@@ -155,8 +200,8 @@ def _tree_of(
     group: Sequence[FinishedTrajectory],
     names: Sequence[str],
     columns: Sequence[str],
-    *,
     share: bool,
+    image_storage: str,
 ) -> TreeDocument:
     paths = [(answer, one, path) for answer, one in enumerate(group) for path in one.paths]
     return build_tree(
@@ -169,6 +214,10 @@ def _tree_of(
         },
         columns={name: [_column(name, one, path) for _, one, path in paths] for name in columns},
         share=share,
+        images=[
+            [stored_image(image, place, image_storage) for image, place in path.images]
+            for _, _, path in paths
+        ],
     )
 
 
@@ -224,7 +273,9 @@ def read_trajectories(
                 if set(record) == {"digest"}:
                     # The line in which a round of rollouts says what it is of.
                     continue
-                yield from reader.read_all(record, f"{part.files[file]}:{line}")
+                yield from reader.read_all(
+                    record, f"{part.files[file]}:{line}", file=part.addresses[file]
+                )
 
 
 @suggests
@@ -239,6 +290,8 @@ def prepare_trajectories(
     on_error: Literal["stop", "skip"] = "stop",
     append: bool = False,
     share: bool = True,
+    processor: Processor | str | Path | None = None,
+    image_settings: ImageSettings | None = None,
     progress: bool = True,
 ) -> Dataset:
     """Make a dataset of trajectories from files of records.
@@ -249,13 +302,17 @@ def prepare_trajectories(
             prime-rl and slime.
         tokenizer: Of the engine that sampled, or where to load it from.
         output: A new folder; with `append`, that of all rounds.
-        template: For steps without prompt ids, which are rendered; None: the tokenizer's own, if
-            any step needs it.
+        template: For steps without prompt ids, which are rendered; None: the processor's or the
+            tokenizer's own, if any step needs it.
         history: How such prompts go on after a reply: sampled, template, tool_cycle.
         chat_template_kwargs: Variables for the template.
         on_error: What to do about a record that cannot be read: stop, or skip it and say so.
         append: Write the next round.
         share: False: each path is stored apart, for models that read no trees.
+        processor: Of the model, or where to load it from: messages of steps may then have images or
+            sounds, also where prompt ids are given. None: they are refused.
+        image_settings: Which images are accepted, and how they are stored; relative paths begin at
+            the folder of their file.
         progress: Say what was read.
 
     Raises:
@@ -269,13 +326,23 @@ def prepare_trajectories(
     if on_error not in ("stop", "skip"):
         raise ConfigError(f"on_error must be stop or skip, got {on_error!r}")
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
+    if image_settings is not None and (processor is None or image_settings.verify_all):
+        raise ConfigError(
+            "image_settings need a processor, and cannot have verify_all: what was sampled is not "
+            "encoded again"
+        )
+    if isinstance(processor, str | Path):
+        processor = load_processor(processor)
     reader = TrajectoryReader(
         tokenizer=loaded,
-        template=_template(template, loaded),
+        template=_template(template, loaded, processor),
         history=history,
         variables=chat_template_kwargs or {},
+        processor=processor,
+        image_settings=image_settings or ImageSettings(),
     )
     found: list[FinishedTrajectory] = []
+    known: dict[bytes, LoadedImage] = {}
     skipped: list[RecordError] = []
     with Progress("trajectories", total=None, unit="", enabled=progress) as bar:
         for one in read_trajectories(source, reader):
@@ -284,23 +351,46 @@ def prepare_trajectories(
                     raise one
                 skipped.append(one)
             else:
-                found.append(one)
+                found.append(_with_known(one, known))
                 bar.advance(1)
     if not found:
         raise RecordError(f"{source}: holds no trajectory")
-    dataset = write_trajectories(output, found, tokenizer=loaded, append=append, share=share)
+    dataset = write_trajectories(
+        output,
+        found,
+        tokenizer=loaded,
+        append=append,
+        share=share,
+        processor=processor,
+        image_settings=image_settings,
+    )
     if progress:
         say(summary(found, dataset, skipped))
     return dataset
 
 
-def _template(template: Template | str | Path | None, tokenizer: Tokenizer) -> Template | None:
+def _with_known(one: FinishedTrajectory, known: dict[bytes, LoadedImage]) -> FinishedTrajectory:
+    """A trajectory in which an image that was in others is the same object, so that its bytes are
+    kept once.
+    """
+    if not any(path.images for path in one.paths):
+        return one
+    paths = []
+    for path in one.paths:
+        images = [(known.setdefault(image.digest, image), place) for image, place in path.images]
+        paths.append(path._replace(images=tuple(images)))
+    return replace(one, paths=tuple(paths))
+
+
+def _template(
+    template: Template | str | Path | None, tokenizer: Tokenizer, processor: Processor | None
+) -> Template | None:
     if isinstance(template, Template):
         return template
     if template is not None and template != "auto":
         return load_template(template, tokenizer=tokenizer)
     try:
-        return own_template(tokenizer)
+        return template_of(tokenizer, processor)
     except ConfigError:
         # Steps with prompt ids need none; those without say so.
         return None

@@ -15,6 +15,7 @@ from penstock.core.json_values import JsonMapping
 from penstock.core.ragged import Ragged
 from penstock.core.suggestions import suggests
 from penstock.data.shards.dataset import Dataset
+from penstock.data.shards.format.images import ImageOf, save_processor
 from penstock.data.shards.format.layout import SPAN, Column, ShardLayout
 from penstock.data.shards.format.manifest import (
     TOKENIZER_FOLDER,
@@ -27,6 +28,8 @@ from penstock.data.shards.writing.blocks import SpanBlock, slice_rows
 from penstock.data.shards.writing.finish import finish_dataset
 from penstock.data.shards.writing.writer import ShardWriter
 from penstock.data.stores.files import new_folder
+from penstock.media.images import ImageSettings
+from penstock.media.processor import Processor
 from penstock.tokenizers import Tokenizer
 
 Span = tuple[int, int, float]
@@ -48,6 +51,9 @@ def write_dataset(
     trees: Sequence[Tree | None] | None = None,
     chat: ChatInfo | None = None,
     sampling: JsonMapping | None = None,
+    images: Sequence[Sequence[ImageOf]] | None = None,
+    processor: Processor | None = None,
+    image_settings: ImageSettings | None = None,
 ) -> Dataset:
     """Write a complete dataset from documents in memory, and open it.
 
@@ -70,6 +76,9 @@ def write_dataset(
         chat: Template and stop ids of a dataset of chats.
         sampling: Of sampled answers: settings of the sampler that change what is drawn, such as
             top_k, as JSON holds them. Temperature is a value of each path (`temperature`).
+        images: Those of each document, in the order of their tokens; None: there are none.
+        processor: Of the model that reads them; saved with the dataset.
+        image_settings: How they become RGB; None: the defaults.
 
     Raises:
         OutputError: The folder is not empty, or cannot be written.
@@ -90,6 +99,12 @@ def write_dataset(
         raise ConfigError(f"{len(rows)} documents, but another number of spans or texts")
     if any(not weight >= 0 for row in spans or () for _, _, weight in row or ()):
         raise ConfigError("spans: a weight must be 0 or more")
+    if images is not None and (processor is None or len(images) != len(rows)):
+        raise ConfigError(
+            f"images: {len(images)} lists for {len(rows)} documents, and "
+            f"{'no ' if processor is None else 'a '}processor; expected a list for each, and the "
+            "processor of the model that reads them"
+        )
     whole = tokenizer if isinstance(tokenizer, Tokenizer) else None
     if tokenizer is None:
         size = vocab_size or int(rows.values.max(initial=0)) + 1
@@ -114,7 +129,9 @@ def write_dataset(
             for name, one in of_columns.items()
         ),
         has_trees=trees is not None,
+        has_images=processor is not None,
     )
+    pictures = [[]] * len(rows) if images is None else images
     path_values = next((tree.names for tree in trees or () if tree is not None), ())
     shards: list[ShardInfo] = []
     with new_folder(output) as folder:
@@ -135,11 +152,15 @@ def write_dataset(
                         name: slice_rows(one, part.start, part.stop)
                         for name, one in of_columns.items()
                     },
+                    images=pictures[part] if layout.has_images else None,
                 )
                 shards.append(writer.finish())
         if whole is not None:
             whole.save(folder / TOKENIZER_FOLDER)
         sealed = () if chat is None else chat.save(folder)
+        if processor is not None:
+            saved = save_processor(folder, processor, image_settings or ImageSettings())
+            sealed = (*sealed, *saved)
         finish_dataset(
             folder,
             shards=shards,

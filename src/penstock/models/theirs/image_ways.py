@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, IsolationError
 from penstock.media.rows import BlankImage, RowMedia
-from penstock.models.isolation.report import describe
+from penstock.models.isolation.report import CURE, describe
 from penstock.models.new_tokens import NewTokens
 from penstock.models.recurrent import Borders
 from penstock.models.row_tensors import RowTensors
@@ -142,6 +142,27 @@ class ImageWays:
                 self._way = self._find_way(blank)
             _log.info("%s: rows with images run with %s", describe(model), WAYS[self._way])
         return self._way
+
+    def check(self, row: ModelInput) -> None:
+        """Refuse a row with images that cannot be read as its documents alone.
+
+        Raises:
+            IsolationError: It holds several documents, which would see each other.
+            ConfigError: It holds a prefix tree, and images are read in a way that knows none.
+        """
+        assert row.media is not None
+        way, model = self.way(row.media.blank), self._model
+        if way == "alone" and row.num_documents > 1:
+            raise IsolationError(
+                f"{describe(model)}: documents with images see each other in one row: "
+                f"{self.reason}. {CURE}"
+            )
+        if way != "ours" and row.reach is not None:
+            raise ConfigError(
+                f"{describe(model)}: reads images with {WAYS[way]}, which knows nothing of the "
+                "branches of prefix trees; store each path by itself (answers: "
+                "separate; of trajectories: share=False)"
+            )
 
     def _follow(self, trial: TheirModel, blank: BlankImage) -> Way:
         """Read images as another of the same model does."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from penstock.core.arrays import Int64
-from penstock.core.errors import ConfigError, IsolationError
+from penstock.core.errors import ConfigError
 from penstock.media.prompts import PromptImages
 from penstock.media.rows import BlankImage
 from penstock.models.attention import LayerAttend, RowAttend, RowAttention
@@ -33,7 +33,7 @@ from penstock.models.facts import ModelFacts
 from penstock.models.four_bits import has_four_bits
 from penstock.models.head import wide
 from penstock.models.isolation.lengths import rotary_limit
-from penstock.models.isolation.report import CURE, describe
+from penstock.models.isolation.report import describe
 from penstock.models.key_caches import KeyCache
 from penstock.models.language_model import PackingVerdict, require_packed_rows
 from penstock.models.lora.settings import LoraSettings, NewRows
@@ -321,17 +321,12 @@ class HuggingFaceModel(nn.Module):
         """A row on the model's device, ready for this model's attention.
 
         Raises:
-            ConfigError: As `RowTensors.of`.
+            ConfigError: As `RowTensors.of`; or it reads images in a way that knows no prefix trees.
             IsolationError: The row holds several documents, and the model would let them see each
                 other.
         """
         if row.media is not None and self.has_vision:
-            way = self.images.way(row.media.blank)
-            if way == "alone" and row.num_documents > 1:
-                raise IsolationError(
-                    f"{describe(self)}: documents with images see each other in one row: "
-                    f"{self.images.reason}. {CURE}"
-                )
+            self.images.check(row)
         made = self.row_tensors(row, backend)
         documents = _documents(made)
         if len(documents) > 1:

@@ -297,10 +297,11 @@ class Extras:
             return None
         if self.columns:
             self._write_columns(pieces, row_starts, addresses)
-        media = None if self.media is None else self.media.rows(pieces, row_starts, tokens)
+        whole, pieces = pieces, pieces[row_starts[0] : row_starts[-1]]
+        trees = self.trees(pieces) if self.has_trees else [None] * len(pieces)
+        media = None if self.media is None else self.media.rows(whole, row_starts, tokens, trees)
         rows = None
         if self.has_nodes:
-            pieces = pieces[row_starts[0] : row_starts[-1]]
             nodes = nodes_of(self._rewritings, pieces)
             bounds = (row_starts - row_starts[0]).tolist()
             rows = [
@@ -315,8 +316,6 @@ class Extras:
                 for row, (begin, end) in enumerate(pairwise(bounds))
             ]
         elif self.has_trees:
-            pieces = pieces[row_starts[0] : row_starts[-1]]
-            trees = self.trees(pieces)
             bounds = (row_starts - row_starts[0]).tolist()
             rows = [
                 self._row(

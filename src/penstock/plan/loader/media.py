@@ -18,6 +18,7 @@ from penstock.core.arrays import Array, Int64, Records
 from penstock.core.errors import ConfigError, CorruptionError, RecordError
 from penstock.data.shards import Corpus
 from penstock.data.shards.format.images import ImageOf
+from penstock.data.shards.format.trees import Tree
 from penstock.data.shards.tables.columns import ExtraTable
 from penstock.data.stores.daemons import DaemonPool, wait_for
 from penstock.media.images import ImageSettings
@@ -87,8 +88,10 @@ class MediaRows:
         pieces: Annotated[Records, PIECE, "pieces"],
         row_starts: Annotated[Int64, "rows+1"],
         tokens: Array,
+        trees: Sequence[Tree | None],
     ) -> list[RowMedia]:
-        """The images of filled rows, `tokens` [R, T]; `pieces` are those of the step.
+        """The images of filled rows, `tokens` [R, T]; `pieces` are those of the step, `trees` those
+        of the rows' documents.
 
         Raises:
             CorruptionError: An image is missing or damaged; names its source and document.
@@ -98,8 +101,11 @@ class MediaRows:
             for begin, end in pairwise(row_starts.tolist())
         ]
         self._fetch(image for row in images for of_document in row for image in of_document)
+        first = int(row_starts[0])
         return [
-            self._row(pieces[begin:end], images[row], tokens[row])
+            self._row(
+                pieces[begin:end], images[row], tokens[row], trees[begin - first : end - first]
+            )
             for row, (begin, end) in enumerate(pairwise(row_starts.tolist()))
         ]
 
@@ -127,6 +133,7 @@ class MediaRows:
         pieces: Annotated[Records, PIECE, "documents"],
         images_of: Sequence[list[ImageOf]],
         tokens: Array,
+        trees: Sequence[Tree | None],
     ) -> RowMedia:
         found: list[tuple[int, int, ImageOf]] = []
         arrays, slots, keys = [], [], []
@@ -163,15 +170,12 @@ class MediaRows:
             arrays += made
             slots += places
             if positions is not None:
-                grids = (
-                    np.concatenate([one["image_grid_thw"] for one in made])
-                    if made
-                    else np.empty((0, 3), np.int64)
-                )
-                inside = np.concatenate(places) - begin if places else np.empty(0, np.int64)
-                positions[0, begin:end] = np.arange(length)
-                positions[1:, begin:end] = grid_positions(
-                    inside, length, grids, self.processor.merge
+                positions[:, begin:end] = _positions(
+                    trees[number],
+                    length,
+                    [place - begin for place in places],
+                    [one["image_grid_thw"] for one in made],
+                    self.processor.merge,
                 )
         if positions is not None and len(pieces):
             positions[:, ends[-1] :] = np.arange(len(tokens) - ends[-1])
@@ -214,6 +218,42 @@ class MediaRows:
             f"source {self._names[source]!r}, document {document}: {noun} "
             f"{image.name or image.digest.hex()}"
         )
+
+
+def _positions(
+    tree: Tree | None,
+    length: int,
+    places: Sequence[Annotated[Int64, "slots"]],
+    grids: Sequence[Annotated[Int64, "1 3"]],
+    merge: int,
+) -> Annotated[Int64, "4 tokens"]:
+    """Positions of a document's tokens: of the text, then in time, height and width. Those of a
+    tree count along each path; what paths share has the same in all, as it has the same beginning.
+
+    Args:
+        tree: Of the document; None: it is one path.
+        length: Its stored tokens.
+        places: Slots of each image's features in the document.
+        grids: Patches of each image.
+        merge: As for `grid_positions`.
+    """
+    found = np.empty((4, length), np.int64)
+    for path in range(1 if tree is None else len(tree.paths)):
+        slots = np.arange(length) if tree is None else tree.slots(path)
+        at = [np.searchsorted(slots, own) for own in places]
+        own = [
+            number
+            for number, (begin, inside) in enumerate(zip(at, places, strict=True))
+            if begin[0] < len(slots) and slots[begin[0]] == inside[0]
+        ]
+        found[0, slots] = np.arange(len(slots))
+        found[1:, slots] = grid_positions(
+            np.concatenate([np.empty(0, np.int64), *(at[number] for number in own)]),
+            len(slots),
+            np.concatenate([np.empty((0, 3), np.int64), *(grids[number] for number in own)]),
+            merge,
+        )
+    return found
 
 
 def _kind(processor: Processor, settings: ImageSettings) -> str:

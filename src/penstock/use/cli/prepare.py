@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -188,13 +189,25 @@ def run(
     )
 
 
-_OF_TRAJECTORIES = ("source", "tokenizer", "output", "on_error", "template", "chat_template_kwargs")
+_OF_TRAJECTORIES = (
+    "source",
+    "tokenizer",
+    "output",
+    "on_error",
+    "template",
+    "chat_template_kwargs",
+    "processor",
+)
 
 
 def _prepare_trajectories(given: dict[str, Any], **further: Any) -> None:
+    known = [one.name for one in fields(ps.media.ImageSettings) if one.name != "verify_all"]
+    of_images = {name: given.pop(name) for name in known if name in given}
     if wrong := [name for name in given if name not in _OF_TRAJECTORIES]:
         flag = wrong[0].replace("_", "-")
         raise ConfigError(f"--trajectories does not take --{flag}; leave it out")
+    if of_images:
+        given["image_settings"] = ps.media.ImageSettings(**of_images)
     ps.prepare_trajectories(**given, **further)
 
 

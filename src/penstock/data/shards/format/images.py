@@ -27,7 +27,10 @@ from penstock.data.stores.files import (
     unreadable,
     write_json,
 )
-from penstock.media.loading import DIGEST_BYTES, digest_of, read_reference
+from penstock.media.expansion import ImagePlace
+from penstock.media.images import ImageSettings
+from penstock.media.loading import DIGEST_BYTES, LoadedImage, digest_of, read_reference
+from penstock.media.processor import Processor
 
 IMAGE = np.dtype(
     [
@@ -142,6 +145,40 @@ class MediaInfo:
             raise CorruptionError(
                 f"{folder / MEDIA}: damaged: {error}; copy it again, or prepare again"
             ) from None
+
+
+def save_processor(folder: Path, processor: Processor, settings: ImageSettings) -> tuple[str, ...]:
+    """Write how the images of a dataset became tokens to its folder; see `MediaInfo.save`."""
+    processor.save(folder / PROCESSOR_FOLDER)
+    return MediaInfo(
+        processor=processor.kind,
+        fingerprint=processor.fingerprint,
+        slot_id=processor.slot_id,
+        settings=settings.describe(),
+    ).save(folder)
+
+
+def stored_image(image: LoadedImage, place: ImagePlace, storage: str) -> ImageOf:
+    """An image of a conversation, as it is stored with its document.
+
+    Args:
+        image: It itself.
+        place: Its tokens in the document.
+        storage: copy or reference, as in `ImageSettings.image_storage`.
+    """
+    by_reference = storage == "reference" and not image.is_embedded
+    return ImageOf(
+        begin=place.begin,
+        end=place.end,
+        slots=place.layout.slots,
+        patches=place.layout.patches,
+        height=image.size[0],
+        width=image.size[1],
+        digest=image.digest,
+        read=image.read,
+        origin=image.origin,
+        reference=image.reference() if by_reference else None,
+    )
 
 
 def assets_path(shard: Path) -> Path:

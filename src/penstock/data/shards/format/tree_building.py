@@ -1,13 +1,16 @@
 """Builds a prefix tree from token sequences: what they begin with in common is stored once."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
 from penstock.core.arrays import Array, Float32, Int64
 from penstock.core.errors import ConfigError
+from penstock.data.shards.format.images import ImageOf
 from penstock.data.shards.format.trees import ANSWER, TURN_REWARDS, Tree, answer_numbers
+from penstock.media.loading import key_at
 
 
 class TreeDocument(NamedTuple):
@@ -19,6 +22,8 @@ class TreeDocument(NamedTuple):
     tree: Tree
     columns: dict[str, Array]
     """Name → [T] value of each token."""
+    images: tuple[ImageOf, ...] = ()
+    """Images of the document, in the order of its stored tokens."""
 
 
 def build_tree(
@@ -30,6 +35,7 @@ def build_tree(
     shared_weights: Literal["sum", "once"] = "sum",
     share: bool = True,
     trained_alike: bool = True,
+    images: Sequence[Sequence[ImageOf]] | None = None,
 ) -> TreeDocument:
     """One document of several token sequences; what they begin with in common is stored once.
 
@@ -48,14 +54,16 @@ def build_tree(
         trained_alike: Answers do not share a target that is trained (its weight is not 0) in one
             but not in the other, as sums over answers need it. False: they may. Paths of one answer
             always may: what one of them trains, the answer does.
+        images: Those of each path, in order. Paths share one only with all of its tokens, so a fork
+            in or right behind it moves in front of it; None: there are none.
 
     Returns:
         The document. A path that ends where another goes on has no slot of its own; equal paths
         have the same slots.
 
     Raises:
-        ConfigError: There are no paths, one is empty, the arrays do not fit each other, or paths of
-            one answer have different rewards.
+        ConfigError: There are no paths, one is empty, the arrays do not fit each other, an image
+            leaves its path, or paths of one answer have different rewards.
     """
     sequences = [_ids(number, path) for number, path in enumerate(paths)]
     if not sequences:
@@ -82,20 +90,23 @@ def build_tree(
     answers = answer_numbers(
         table[:, names.index(ANSWER)] if ANSWER in names else None, documents
     ).tolist()
+    pictures = [()] * count if images is None else _pictures(images, sequences)
+    # Two images may have the same tokens.
+    keys = [_keyed(ids, own) for ids, own in zip(sequences, pictures, strict=True)]
     # Paths that end inside another go last, so that they find it.
     shared = np.zeros((count, count), np.int64)
     if share:
-        trained = _trained_by_answers(sequences, weights, extra, answers)
+        trained = _trained_by_answers(keys, weights, extra, answers)
         for one in range(count):
             for other in range(one):
                 alike = [(extra[name][one], extra[name][other]) for name in extra]
                 if trained_alike:
                     alike.append((trained[one], trained[other]))
-                shared[one, other] = shared[other, one] = _shared_slots(
-                    sequences[one], sequences[other], alike
+                shared[one, other] = shared[other, one] = _outside(
+                    _shared_slots(keys[one], keys[other], alike), pictures[one]
                 )
     else:
-        weights, extra = _once_in_answers(sequences, weights, extra, answers)
+        weights, extra = _once_in_answers(keys, weights, extra, answers)
     lengths = [len(ids) for ids in sequences]
     inside = [
         any(shared[one, other] == lengths[one] < lengths[other] for other in range(count))
@@ -133,7 +144,15 @@ def build_tree(
             np.maximum.at(out, places, given)
         else:
             np.add.at(out, places, given)
-    return TreeDocument(tokens, out, tree, {name: stored(rows) for name, rows in extra.items()})
+    kept = [
+        replace(one, begin=int(begin) + one.begin - fork, end=int(begin) + one.end - fork)
+        for owner, fork, begin in zip(owners, forks, branches[:, 0].tolist(), strict=True)
+        for one in pictures[owner]
+        if one.begin >= fork
+    ]
+    return TreeDocument(
+        tokens, out, tree, {name: stored(rows) for name, rows in extra.items()}, tuple(kept)
+    )
 
 
 def _weights_of_answer(
@@ -273,6 +292,38 @@ def _shared_slots(one: Array, other: Array, alike: Sequence[tuple[Array, Array]]
         if differs < most:
             shared = min(shared, differs - 1)
     return max(shared, 0)
+
+
+def _outside(slots: int, pictures: Sequence[ImageOf]) -> int:
+    """A number of slots at the beginning of a path, without those of an image that is cut."""
+    return next((one.begin for one in pictures if one.begin < slots < one.end), slots)
+
+
+def _keyed(ids: Array, pictures: Sequence[ImageOf]) -> Annotated[Int64, "tokens"]:
+    """Ids of a path with a number below 0 for tokens of an image."""
+    if not pictures:
+        return ids
+    found = ids.copy()
+    for one in pictures:
+        found[one.begin : one.end] = key_at(one.digest, one.begin, one.end)
+    return found
+
+
+def _pictures(
+    images: Sequence[Sequence[ImageOf]], sequences: Sequence[Array]
+) -> list[Sequence[ImageOf]]:
+    if len(images) != len(sequences):
+        raise ConfigError(f"images: {len(images)} lists for {len(sequences)} paths")
+    for number, (own, ids) in enumerate(zip(images, sequences, strict=True)):
+        at = 0
+        for one in own:
+            if not at <= one.begin < one.end <= len(ids):
+                raise ConfigError(
+                    f"path {number}: an image with tokens {one.begin} to {one.end} of {len(ids)}; "
+                    "expected images in order, each inside its path"
+                )
+            at = one.end
+    return list(images)
 
 
 def _agree(one: Array, other: Array, most: int) -> int:
