@@ -15,11 +15,13 @@ from array_checks import UnfitError, arrays_checked, checked
 from makers.image_data import model_folder, prepare, write_records
 from makers.trees import tree_dataset
 from penstock import (
+    BlockDiffusion,
     Causal,
     Denoise,
     Infill,
     InputRequirements,
     Loader,
+    MaskedDiffusion,
     Mixture,
     Source,
     inputs,
@@ -136,6 +138,34 @@ def use_everything(data):
         assert rule.cu_seqlens[-1] == len(rule.document_ids) == len(rule.prefix) == 64
 
 
+def use_blocks(data):
+    """Targets of an objective's own, and its nodes."""
+    need = InputRequirements(
+        loss_weights=True, positions=True, cu_seqlens=True, prefix=True, trees=True
+    )
+    mixture = Mixture(
+        [
+            Source(data[1], name="blocks", objective=BlockDiffusion(mask_token=490, block=8)),
+            Source(data[0], name="masked", objective=MaskedDiffusion(mask_token=490)),
+        ]
+    )
+    loader = Loader(
+        mixture, sequence_length=128, rows_per_step=2, requirements=need, threads=0, seed=1
+    )
+    for row in next(iter(loader)):
+        first, last = AttentionRule.of(row).seen_by
+        assert (first < last).all()
+    [pieces, *_] = [loader._planner.next().pieces]
+    for piece in pieces:
+        rewriting = loader._plan.rewritings[piece["source"]]
+        assert len(rewriting.words(piece)) <= piece["length"]
+    blocks, masked = BlockDiffusion(mask_token=490, block=8), MaskedDiffusion(mask_token=490)
+    blocks.nodes(40).behind_one()
+    for objective in (blocks, masked):
+        objective.write(np.arange(20, dtype=np.int32), None, 3)
+        objective.levels(20, 3)
+
+
 def use_places(folder):
     """A source that grows while a window is under way."""
     documents = [[1 + number % 7] * (1 + number % 50) for number in range(120)]
@@ -244,6 +274,7 @@ def test_every_array_is_what_its_signature_says(data, tmp_path):
     with arrays_checked(*ROOMS) as calls:
         use_images(tmp_path)
         use_everything(data)
+        use_blocks(data)
         use_the_rest(data, tmp_path)
         use_trees(tmp_path)
         use_places(tmp_path)

@@ -32,8 +32,8 @@ class PythonOutput:
     """[P] what each piece of such an objective adds to the denominator; as `starts`."""
     prefixes: Annotated[Int32, "pieces"]
     """[P] prefix of each piece; as `starts`."""
-    addresses: Annotated[UInt64, "4"] = field(init=False)
-    """Where each of the arrays above begins: the bytes of one `PYTHON_ARRAYS`."""
+    addresses: Annotated[UInt64, "5"] = field(init=False)
+    """Where each array of `PYTHON_ARRAYS` begins: the bytes of one."""
 
     def __post_init__(self) -> None:
         arrays = [getattr(self, name) for name in PYTHON_ARRAYS.names or ()]
