@@ -53,9 +53,8 @@ class PlainTargets:
             )
         if source := loader.own_targets_source:
             raise ConfigError(
-                f"{who}: the objective of source {source!r} writes targets of its own, and "
-                "labels are "
-                "the tokens behind slots; train with ps.train or ps.loss"
+                f"{who}: the objective of source {source!r} writes targets of its own, and labels "
+                "are the tokens behind slots; train with ps.train or ps.loss"
             )
         if (wanted.target_distances or 1) > 1:
             raise ConfigError(
@@ -79,8 +78,7 @@ class PlainTargets:
             ):
                 raise ConfigError(
                     f"{who}: documents of source {source.name!r} are trees, or answers that are "
-                    f"better or worse, which "
-                    "token by token would all be trained; train them with "
+                    "better or worse, which token by token would all be trained; train them with "
                     'ps.train(preference={"kind": "dpo"}), or '
                     "with penstock.trl.DPOTrainer"
                 )

@@ -189,9 +189,8 @@ def require_token_by_token(model: SaysFacts, what: str) -> None:
     if model.facts.diffusion is not None:
         raise ConfigError(
             f"{what}: the model was trained by diffusion, so it restores masked tokens and knows "
-            "no "
-            "probability of the next one; write texts with Run.generate, Run.sample or `penstock "
-            "generate`, and measure it by a loss evaluator"
+            "no probability of the next one; write texts with Run.generate, Run.sample or "
+            "`penstock generate`, and measure it by a loss evaluator"
         )
 
 

@@ -123,9 +123,9 @@ class Unmasker:
         how, mask = how or Unmasking(), self._facts.mask_id
         if self._facts.block:
             raise ConfigError(
-                f"the model was trained with blocks of {self._facts.block}, so a mask does not "
-                "see what "
-                "stands behind its block; train with masked_diffusion to fill masks in anywhere"
+                f"the model was trained with blocks of {self._facts.block}, so a mask does not see "
+                "what stands behind its block; train with masked_diffusion to fill masks in "
+                "anywhere"
             )
         _check(sampling)
         begun = []
@@ -219,8 +219,7 @@ class Unmasker:
         if self._facts.block and block != self._facts.block:
             raise ConfigError(
                 f"unmask_block is {block}, and the model was trained with blocks of "
-                f"{self._facts.block}; "
-                "leave unmask_block out"
+                f"{self._facts.block}; leave unmask_block out"
             )
         first = text.prompt if not self._facts.block else self._first(text.ids)
         end = min(first + ((text.begin - first) // block + 1) * block, text.end)
@@ -351,6 +350,5 @@ def _check(sampling: Sampling) -> None:
     if given:
         raise ConfigError(
             f"{', '.join(given)}: a model that was trained by diffusion chooses tokens in any "
-            "order, "
-            f"so this has no meaning; leave it out ({', '.join(_HONOURED)} have one)"
+            f"order, so this has no meaning; leave it out ({', '.join(_HONOURED)} have one)"
         )

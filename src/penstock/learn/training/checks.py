@@ -224,8 +224,7 @@ def _check_distillation(
     if (source := loader.own_targets_source) is not None:
         raise ConfigError(
             f"teacher: the objective of source {source!r} writes targets of its own, and a "
-            "teacher's "
-            "answers belong to the tokens behind slots; take another objective"
+            "teacher's answers belong to the tokens behind slots; take another objective"
         )
     if settings.loss is not None:
         raise ConfigError("training.loss and teacher cannot be combined; choose one")

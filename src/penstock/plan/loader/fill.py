@@ -304,14 +304,12 @@ def _require_own_targets(requirements: InputRequirements, rewritings: Sequence[R
     if requirements.own_targets is False:
         raise ConfigError(
             f"{who}, but {requirements.asked_by} takes the tokens behind slots; train with "
-            "ps.train "
-            "or ps.loss, or take another objective"
+            "ps.train or ps.loss, or take another objective"
         )
     if not requirements.loss_weights and not makes.runs_in_python:
         raise ConfigError(
             f"{who} with weights, but {requirements.asked_by} asks for no loss weights, so they "
-            "would "
-            "be lost; require loss_weights=True"
+            "would be lost; require loss_weights=True"
         )
 
 

@@ -6,9 +6,9 @@ writes text by filling masks in.
 
 A level t is drawn for each document, or for each block: uniform in (epsilon, 1]. Each token with a
 loss weight w is masked with probability t; the slot of a mask predicts the token that it stands
-for, with weight w / t. All other slots predict nothing. The mean over draws of the summed losses
-is the negative evidence lower bound of the text (in nats), which `Step.loss_denominator` divides
-by the number of trainable tokens.
+for, with weight w / t. All other slots predict nothing. The mean over draws of the summed losses is
+the negative evidence lower bound of the text in nats, given its length; `Step.loss_denominator`
+divides it by the number of trainable tokens.
 
 So the prompt of a chat is never masked: its weights are 0. The model's row differs from what it
 learns (`Written.targets`); attention is bidirectional, in a document or a block.
@@ -39,8 +39,7 @@ from penstock.plan.objectives.control_tokens import addition, look_up, tokenizer
 from penstock.plan.objectives.objective import Facts, Nodes, Written
 
 MASKS = ("<|mdm_mask|>", "<|mask|>", "[MASK]", "<mask>", "<|MASK|>")
-"""Names of masks that are looked for, best first: LLaDA's, Dream's, BERT's, RoBERTa's, LLaDA "
-"2's."""
+"""Names that are looked for, best first: LLaDA's, Dream's, BERT's, RoBERTa's, and LLaDA 2's."""
 _write, _denominator = from_python(kernels.write_diffusion), kernels.diffusion_denominator
 FORMS = ("copies", "prefix")
 
@@ -216,8 +215,7 @@ class BlockDiffusion:
             raise ConfigError(
                 f"{where}: a block has {self.block} tokens, and rows of {facts.sequence_length} "
                 "slots hold no block and the BOS before it; give smaller blocks (block) or a "
-                "longer "
-                "sequence_length"
+                "longer sequence_length"
             )
         mask = _mask_of(self.mask_token, facts, self.tokenizer, self.name)
         found = dataclasses.replace(self, mask_token=mask)

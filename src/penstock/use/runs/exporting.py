@@ -70,8 +70,7 @@ def export_run(
     if run.facts.diffusion is not None:
         raise ConfigError(
             f"{run.path}: was trained by diffusion, with attention in both directions, and the "
-            "layouts "
-            "of transformers that can be written are read causally; use the run as it is"
+            "layouts of transformers that can be written are read causally; use the run as it is"
         )
     tokenizer = load_tokenizer(run.tokenizer)
     length = context_length or context_of(run)
@@ -161,9 +160,8 @@ def _adapter_notices(output: Path, base: str | None) -> tuple[str, ...]:
         return ()
     place = output / named if base is None else base
     notice = (
-        f"adapter_config.json calls the base {named!r}, not by its place, which may change; "
-        "load it so: "
-        f"PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({str(place)!r}), "
+        f"adapter_config.json calls the base {named!r}, not by its place, which may change; load "
+        f"it so: PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({str(place)!r}), "
         f"{str(output)!r})"
     )
     return (notice,)
