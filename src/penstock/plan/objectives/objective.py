@@ -183,7 +183,7 @@ class Nodes:
 
 @runtime_checkable
 class WritingNodes(Protocol):
-    """An objective that cuts what it writes into parts; its `prefix` is then all of the document."""
+    """An objective that cuts what it writes into parts; its `prefix` is the whole document."""
 
     def nodes(self, slots: int) -> Nodes:
         """The parts of a document that takes so many slots."""
