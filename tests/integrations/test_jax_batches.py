@@ -2,16 +2,17 @@
 under JAX.
 """
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import islice
 
 import numpy as np
 import pytest
 from tiny_models import LENGTH, make_loader
 
-from penstock import InputRequirements, Loader, Source
+from penstock import BlockDiffusion, InputRequirements, Loader, MaskedDiffusion, Source
 from penstock.core.errors import ConfigError
 from penstock.plan.inputs import IGNORE
+from penstock.plan.inputs.requirements import EVERYTHING
 from penstock.plan.objectives.denoise import Denoise
 
 jax = pytest.importorskip("jax")
@@ -58,6 +59,35 @@ def test_a_batch_is_the_rows_of_the_step(weighted):
                 field.name
             )
         assert batch.prefix is None
+
+
+def noised(data, objective, **more):
+    source = Source(data, objective=objective, max_epochs=1)
+    return Loader(source, sequence_length=LENGTH, rows_per_step=4, seed=3, **more)
+
+
+def test_targets_of_an_objectives_own(weighted):
+    """A mask predicts what it stands for, in its own slot."""
+    masked = MaskedDiffusion(mask_token=3)
+    found = 0
+    for batch, step in psj.batches(noised(weighted, masked), prefix=True):
+        compare(batch, step)
+        for i, row in enumerate(step):
+            hidden = np.asarray(batch.loss_weights[i]) > 0
+            assert (np.asarray(batch.tokens[i])[hidden] == 3).all()
+            assert np.asarray(batch.prefix[i]).tolist() == row.prefix.tolist()
+            found += hidden.sum()
+    assert found > 100
+
+
+def test_blocks_are_refused(weighted):
+    blocks = BlockDiffusion(mask_token=3, block=4)
+    with pytest.raises(ConfigError, match="does not say that it honours"):
+        noised(weighted, blocks)
+    need = replace(EVERYTHING, trees=True)
+    loader = noised(weighted, blocks, requirements=need)
+    with pytest.raises(ConfigError, match="blocks of block diffusion, which batches for JAX"):
+        next(psj.batches(loader, prefix=True))
 
 
 def test_a_jitted_function_is_traced_once(weighted):

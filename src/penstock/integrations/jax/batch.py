@@ -119,7 +119,7 @@ def stack(
         first: Number of the first row in the step, for errors.
 
     Raises:
-        ConfigError: A row has more than N documents, or lacks an array.
+        ConfigError: A row has more than N documents or trees, or lacks an array.
     """
     missing = [name for name in _NEEDED if getattr(like, name) is None]
     if missing:
@@ -131,6 +131,12 @@ def stack(
     arrays = _room(size, distances, slots, max_documents, with_prefix=like.prefix is not None)
     for number, row in enumerate(rows):
         documents = _count_documents(row)
+        if row.reach is not None:
+            raise ConfigError(
+                f"{where}, row {first + number}: documents are prefix trees, or blocks of block "
+                "diffusion, which batches for JAX do not describe; make the loader with "
+                "requirements=penstock.integrations.jax.REQUIREMENTS, which refuses them at once"
+            )
         if documents > max_documents:
             raise ConfigError(
                 f"{where}, row {first + number}: {documents} documents, but max_documents is "
