@@ -1,5 +1,6 @@
 """Attention of slices: all slices together are attention over the whole row, with its gradients."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,30 @@ CPU = torch.device("cpu")
 def row_of(kind: str, seed: int) -> ModelInput:
     if kind == "trees":
         return random_forest(seed, padding=seed % 4)
+    if kind == "blocks":
+        return with_prefixes(random_forest(seed, padding=seed % 4), seed)
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 20, random.integers(1, 6)).tolist()
     prefixes = (
         [int(random.integers(0, length + 1)) for length in lengths] if kind == "prefixes" else None
     )
     return random_row(lengths, padding=seed % 4, prefixes=prefixes, seed=seed)
+
+
+def with_prefixes(row: ModelInput, seed: int) -> ModelInput:
+    """Nodes of trees whose first slots see each other, as those of blocks do."""
+    assert row.cu_seqlens is not None
+    sizes = np.diff(row.cu_seqlens)
+    lengths = np.random.default_rng(seed).integers(0, sizes + 1).astype(np.int32)
+    nodes = len(sizes) - (row.num_tokens < row.sequence_length)
+    lengths[nodes:] = 0
+    ends = np.repeat(row.cu_seqlens[:-1] + lengths, sizes)
+    return replace(
+        row,
+        source_ids=np.zeros(nodes, np.int32),
+        prefix_lengths=lengths[:nodes],
+        prefix=np.arange(row.sequence_length) < ends,
+    )
 
 
 def slow(
@@ -47,7 +66,7 @@ def slow(
 
 @settings(deadline=None, max_examples=60)
 @given(
-    kind=st.sampled_from(["causal", "prefixes", "trees"]),
+    kind=st.sampled_from(["causal", "prefixes", "trees", "blocks"]),
     seed=st.integers(0, 10**6),
     size=st.integers(1, 4),
     chunks=st.integers(1, 3),
@@ -67,7 +86,7 @@ def test_slices_attend_as_the_row(
     row = row_of(kind, seed)
     parts = [RowSlice.of(row, rank, size, chunks=chunks) for rank in range(size)]
     q, k, v = random_heads(len(parts[0].order), gradients=True)
-    if kind == "prefixes" and parts[0].rule.bidirectional:
+    if kind in ("prefixes", "blocks") and parts[0].rule.bidirectional:
         window = None
     due = slow(parts[0], q, k, v, window, softcap)
     found = torch.empty_like(due)
@@ -89,7 +108,7 @@ def test_slices_attend_as_the_row(
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-8 if softcap is None else 1e-11)
 
 
-@pytest.mark.parametrize("kind", ["causal", "prefixes", "trees"])
+@pytest.mark.parametrize("kind", ["causal", "prefixes", "trees", "blocks"])
 def test_the_operation_is_exact(kind: str) -> None:
     """Against the dense backend, whose arithmetic is torch's own."""
     for seed in range(10):

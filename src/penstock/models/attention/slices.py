@@ -16,6 +16,7 @@ stretches has its keys copied for each.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
 import numpy as np
@@ -150,6 +151,9 @@ def _stretches(part: RowSlice, window: int | None) -> Iterator[_Stretch]:
     """Those of a slice, in the order of their queries; without keys that a sliding window hides
     from all of them.
     """
+    if part.rule.bidirectional and part.rule.forked:
+        yield from _stretches_of_nodes(part)
+        return
     if part.rule.bidirectional:
         runs = [
             (run, causal)
@@ -170,6 +174,21 @@ def _stretches(part: RowSlice, window: int | None) -> Iterator[_Stretch]:
             else slice(first, last)
         )
         yield _Stretch(slice(begin, end), keys, causal=True)
+
+
+def _stretches_of_nodes(part: RowSlice) -> Iterator[_Stretch]:
+    """Those of a row with trees whose nodes have prefixes: queries that are in the same runs, with
+    the keys of these, and a mask of all pairs.
+    """
+    runs = np.concatenate([part.runs, part.full_runs])
+    seen_from, seen_to = part.rule.seen_by
+    cuts = np.unique(runs[:, :2])
+    for begin, end in pairwise(cuts.tolist()):
+        mine = runs[(runs[:, 0] <= begin) & (runs[:, 1] >= end), 2:]
+        keys = np.concatenate([np.arange(*one) for one in mine.tolist()])
+        queries = part.index[begin:end, None]
+        mask = (seen_from[keys] <= queries) & (queries < seen_to[keys])
+        yield _Stretch(slice(begin, end), keys, causal=False, mask=mask)
 
 
 def _masked(
