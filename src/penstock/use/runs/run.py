@@ -340,15 +340,8 @@ class Run(RunFolder):
                 such column.
             OutputError: The folder is not empty, or cannot be written.
         """
-        return cache_reference(
-            self.path,
-            data,
-            output,
-            column=column,
-            device=device,
-            threads=threads,
-            progress=progress,
-        )
+        how: JsonObject = {"device": device, "threads": threads, "progress": progress}
+        return cache_reference(self.path, data, output, column=column, **how)
 
     def evaluate(
         self,
@@ -375,14 +368,8 @@ class Run(RunFolder):
         Raises:
             ConfigError: There is no such task or dataset, or it does not fit the model.
         """
-        return evaluate_run(
-            self._open_model,
-            what,
-            None if output is None else Path(output),
-            rows,
-            worst,
-            dict(settings),
-        )
+        place = None if output is None else Path(output)
+        return evaluate_run(self._open_model, what, place, rows, worst, dict(settings))
 
     def serve(self, *, name: str | None = None, **settings: Unpack[ServeKeywords]) -> None:
         """Serve the model over the OpenAI API, until SIGTERM or Ctrl-C.
