@@ -45,7 +45,9 @@ TASKS = {
     "kind": "denoise",
     "tasks": [{"kind": "spans", "rate": 0.1, "mean": 3}, {"kind": "prefix"}, {"kind": "causal"}],
 }
-DENOISING = {**PLAIN, "data": {**PLAIN["data"], "sources": [{"path": "web", "objective": TASKS}]}}
+OBJECTIVES = (TASKS, {"kind": "masked_diffusion"}, {"kind": "block_diffusion"})
+SOURCES = [{"path": "web", "objective": one} for one in OBJECTIVES]
+DENOISING = {**PLAIN, "data": {**PLAIN["data"], "sources": SOURCES}}
 SCORING = {**PLAIN, "training": {"evaluators": {"a": {"kind": "task", "task": {"name": "mmlu"}}}}}
 BASES = (PLAIN, DENOISING, SCORING)
 

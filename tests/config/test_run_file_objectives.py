@@ -158,8 +158,8 @@ def test_mistakes_in_an_objective_of_ones_own(own, load, text):
 
 MISTAKES = {
     "ul3": (
-        r"run.yaml:4: data.sources.0.objective: found 'ul3', expected 'causal', 'infill', 'ul2', "
-        r"'ul2r' or 't5'"
+        r"run.yaml:4: data.sources.0.objective: found 'ul3', expected 'causal', 'infill', "
+        r"'masked_diffusion', 'block_diffusion', 'ul2', 'ul2r' or 't5'"
     ),
     "{kind: infil}": (
         r"found {'kind': 'infil'}, expected a name \(causal, .*t5\), or a mapping with kind: "
@@ -167,7 +167,7 @@ MISTAKES = {
     ),
     "{rate: 0.5}": (
         r"run.yaml:4: data.sources.0.objective: found {'rate': 0.5}, expected a name \(causal, "
-        r"infill, ul2"
+        r"infill, masked_diffusion, block_diffusion, ul2"
     ),
     "[infill]": r"objective: found \['infill'\], expected a name",
     "{kind: infill, rat: 0.5}": r"run.yaml:4: data.sources.0.objective.rat: unknown key; did you mean 'rate'\?",  # noqa: E501

@@ -4,6 +4,8 @@ from typing import Any, final
 
 import torch
 
+from penstock.models.facts import ModelFacts
+
 torch.set_num_threads(1)
 
 
@@ -40,6 +42,7 @@ class TableModel:
     def __init__(self, table: torch.Tensor) -> None:
         self.table = table
         self.vocab_size = table.shape[1]
+        self.facts = ModelFacts()
         self.device = torch.device("cpu")
         self.fed: list[list[int]] = []
         self.seen: list[list[int]] = []
