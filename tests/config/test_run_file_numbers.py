@@ -46,7 +46,8 @@ TASKS = {
     "tasks": [{"kind": "spans", "rate": 0.1, "mean": 3}, {"kind": "prefix"}, {"kind": "causal"}],
 }
 OBJECTIVES = (TASKS, {"kind": "masked_diffusion"}, {"kind": "block_diffusion"})
-SOURCES = [{"path": f"web-{number}", "objective": one} for number, one in enumerate(OBJECTIVES)]
+PATHS = ("web", "masked", "blocks")
+SOURCES = [{"path": path, "objective": one} for path, one in zip(PATHS, OBJECTIVES, strict=True)]
 DENOISING = {**PLAIN, "data": {**PLAIN["data"], "sources": SOURCES}}
 SCORING = {**PLAIN, "training": {"evaluators": {"a": {"kind": "task", "task": {"name": "mmlu"}}}}}
 BASES = (PLAIN, DENOISING, SCORING)

@@ -37,7 +37,7 @@ from penstock.learn.training.run_folder import (
 )
 from penstock.learn.training.run_state import count_steps
 from penstock.models import use_recurrent
-from penstock.models.facts import DiffusionFacts
+from penstock.models.facts import DiffusionFacts, require_token_by_token
 from penstock.models.four_bits import four_bits_in_words, require_bitsandbytes
 from penstock.models.lora.lora import add_lora
 from penstock.plan.inputs.requirements import InputRequirements
@@ -334,6 +334,13 @@ def _make_parts(
         say(notice)
     _choose_recurrent(model, training)
     datasets = [source.open() for source in data.sources]
+    noised = (MaskedDiffusion, BlockDiffusion)
+    if not all(isinstance(source.objective, noised) for source in data.sources):
+        # What a base learned before does not say how this model writes.
+        model.facts = replace(model.facts, diffusion=None)
+    evaluators = make_evaluators(
+        training.evaluators, datasets, data.loader.sequence_length, model, ranks
+    )
     taught = open_teachers(settings.teacher, data, ranks.device, say)
     groups = LossGroups(given.companion if taught is None else taught.companion)
     requirements = (
@@ -354,9 +361,9 @@ def _make_parts(
         **given.filling,
     )
     model.facts = replace(model.facts, diffusion=_diffusion_of(loader))
-    evaluators = make_evaluators(
-        training.evaluators, datasets, data.loader.sequence_length, model, ranks
-    )
+    for name, one in training.evaluators.items():
+        if one.kind == "task":
+            require_token_by_token(model, f"evaluator {name!r}")
     if training.feature_cache is not None:
         if loader.blank_image is None:
             raise ConfigError("training.feature_cache: the data have no images; leave it out")
