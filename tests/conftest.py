@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from makers.browser import Browser, find_browser
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if not os.environ.get("CI"):
+    # A busy machine draws slowly; Hypothesis' own profile for CI says the same.
+    settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs so; the processes that tests interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
