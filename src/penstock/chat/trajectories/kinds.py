@@ -3,7 +3,7 @@ rewritten.
 
 Works on what a dataset stores: ids, weights and log-probabilities of paths. A token with a weight
 was sampled. One without a weight that has a log-probability was sampled and masked; a masked token
-whose log-probability is 0, or is not stored, cannot be told from a rendered one.
+with a log-probability of 0, or without one, looks like a rendered one.
 
 A later path of an answer begins as an earlier one, and behind their fork the replies of that one
 may come again. A reply is known to begin at the fork, if that is in it or in the header in front of

@@ -16,7 +16,7 @@ CUT = "length"
 """Why a reply ended that its limit cut."""
 STOPPED = ("stop", "tool_calls", "function_call")
 """Why a reply ended that ended by itself."""
-_ROUNDING = 1e-3
+ROUNDING = 1e-3
 """Log-probabilities may be so far above 0: engines round."""
 _THOUGHTS = ("<think>", "</think>")
 
@@ -139,7 +139,7 @@ def check_reply(
         )
     numbers = [0.0] * len(own) if logs is None else [float(one) for one in logs]
     for place, one in enumerate(numbers):
-        if not (math.isfinite(one) and one <= _ROUNDING):
+        if not (math.isfinite(one) and one <= ROUNDING):
             raise ConfigError(
                 f"{where}: the log-probability of token {place} is {one}; expected nats, 0 at most"
             )

@@ -12,13 +12,14 @@ stop ids. Costs: a pass over all texts for each step, without a cache.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import final
 
 import numpy as np
 import torch
 
-from penstock.core.arrays import Bool, Float64, Int64
+from penstock.core.arrays import Float64, Int64
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for
 from penstock.learn.generation.engine import control_ids
@@ -27,8 +28,7 @@ from penstock.learn.generation.settings import FinishReason, Generated, Sampling
 from penstock.learn.generation.unmask_settings import Unmasking
 from penstock.models import LanguageModel
 from penstock.models.facts import DiffusionFacts
-from penstock.plan.inputs import IGNORE
-from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.model_input import ModelInput, pack_documents
 from penstock.plan.inputs.torch_tensors import on_device
 from penstock.tokenizers import Tokenizer
 
@@ -204,7 +204,7 @@ class Unmasker:
     def _unmask(
         self, texts: Sequence[_Text], ends: Sequence[int], masks: Sequence[int], how: Unmasking
     ) -> None:
-        """Replace the masks of the texts' blocks, of which there are so many, in some steps."""
+        """Replace the masks of the texts' blocks in some steps; `masks`: the number of each."""
         steps = [min(how.unmask_steps or count, count) for count in masks]
         for number in range(max(steps, default=0)):
             counts = [
@@ -298,37 +298,32 @@ class Unmasker:
 
     def _row(self, texts: Sequence[_Text]) -> tuple[ModelInput, list[int]]:
         """The texts as one row, as training has it, and the first slot of each."""
-        lengths = [len(text.ids) for text in texts]
-        ends = np.cumsum(lengths)
-        begins = ends - lengths
-        tokens = np.concatenate([text.ids for text in texts])
-        slots = len(tokens)
-        positions = np.arange(slots) - np.repeat(begins, lengths)
-        borders, reach = [], []
-        for text, begin, end in zip(texts, begins.tolist(), ends.tolist(), strict=True):
-            cuts = [begin]
-            if self._facts.block:
-                first = begin + self._first(text.ids)
-                cuts = sorted({begin, *range(first, end, self._facts.block)})
-            borders += cuts
-            reach += [end] * len(cuts)
-        sizes = np.diff([*borders, slots])
-        everywhere: Bool = np.ones(slots, np.bool_)
-        row = ModelInput(
-            tokens=tokens,
-            targets=np.full((1, slots), IGNORE),
-            loss_weights=np.zeros((1, slots), np.float32),
-            positions=positions,
-            document_ids=np.repeat(np.arange(len(sizes)), sizes),
-            cu_seqlens=np.array([*borders, slots], np.int32),
-            max_seqlen=int(sizes.max()),
-            num_tokens=slots,
-            source_ids=np.zeros(len(sizes), np.int32),
-            prefix_lengths=sizes.astype(np.int32),
-            prefix=everywhere,
-            reach=np.array(reach, np.int32) if self._facts.block else None,
+        row, begins = pack_documents(
+            [np.array(text.ids, np.int32) for text in texts], np.zeros(len(texts), np.int32)
         )
-        return row, begins.tolist()
+        borders, reach = row.cu_seqlens, None
+        assert borders is not None
+        if self._facts.block:
+            ends = borders[1:].tolist()
+            cuts = [self._cuts(*one) for one in zip(texts, begins.tolist(), ends, strict=True)]
+            borders = np.array([*chain(*cuts), row.num_tokens], np.int32)
+            reach = np.repeat(ends, [len(one) for one in cuts]).astype(np.int32)
+        sizes = np.diff(borders)
+        made = replace(
+            row,
+            document_ids=np.repeat(np.arange(len(sizes), dtype=np.int32), sizes),
+            cu_seqlens=borders,
+            max_seqlen=int(sizes.max()),
+            source_ids=np.zeros(len(sizes), np.int32),
+            prefix_lengths=sizes,
+            prefix=np.ones(row.num_tokens, np.bool_),
+            reach=reach,
+        )
+        return made, begins.tolist()
+
+    def _cuts(self, text: _Text, begin: int, end: int) -> list[int]:
+        """Where the blocks of a text begin in the row, a BOS before them among them."""
+        return sorted({begin, *range(begin + self._first(text.ids), end, self._facts.block)})
 
     def _written(self, text: _Text) -> Generated:
         """What is written so far."""

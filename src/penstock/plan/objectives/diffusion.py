@@ -246,7 +246,7 @@ class BlockDiffusion:
         return filled + (filled - 1) // self.block * self.block
 
     def nodes(self, slots: int) -> Nodes:
-        """The blocks of a document that takes so many slots: a clean block is seen by all that
+        """The blocks of a document that takes `slots` slots: a clean block is seen by all that
         stands behind it, a noised copy by itself alone.
         """
         block, copies = self.block, self.form == "copies"

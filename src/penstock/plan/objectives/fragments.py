@@ -1,10 +1,10 @@
 """Infilling of repositories: fragments of a document, such as files, are infilled each by itself.
 
 How many fragments a document has is not known when it is measured, so an infilled document gets
-slots for one fragment and one more for each so many tokens; slots that are left hold padding at its
-end, behind its EOS. If more fragments are drawn than have slots, as many of them as have are
-infilled, a uniform choice, and the others stay as they are. So the measured length is exact, and no
-token is lost.
+slots for one fragment and one more for each `fragment_tokens` tokens; slots that are left hold
+padding at its end, behind its EOS. If more fragments are drawn than have slots, as many of them as
+have are infilled, a uniform choice, and the others stay as they are. So the measured length is
+exact, and no token is lost.
 
 Costs: a few passes over the document in compiled code, and about 60 µs of Python per document;
 character splits cost as much per fragment as else per document.

@@ -112,8 +112,8 @@ class Infill:
     """
     fragment_tokens: int = 256
     """With a `separator`: an infilled document has slots for one infilled fragment, and one more
-    for each so many tokens; unused ones hold padding at its end. Of more fragments that are drawn,
-    the others stay as they are.
+    for each this number of tokens; unused ones hold padding at its end. Of more fragments that are
+    drawn, the others stay as they are.
     """
     ignore_prefix: int | str | None = None
     """Fragments (documents, without a `separator`) that begin so are not infilled: a token's id, a

@@ -186,7 +186,7 @@ class WritingNodes(Protocol):
     """An objective that cuts what it writes into parts; its `prefix` is the whole document."""
 
     def nodes(self, slots: int) -> Nodes:
-        """The parts of a document that takes so many slots."""
+        """The parts of a document that takes `slots` slots."""
 
 
 @runtime_checkable

@@ -334,10 +334,8 @@ def _make_parts(
         say(notice)
     _choose_recurrent(model, training)
     datasets = [source.open() for source in data.sources]
-    noised = (MaskedDiffusion, BlockDiffusion)
-    if not all(isinstance(source.objective, noised) for source in data.sources):
-        # What a base learned before does not say how this model writes.
-        model.facts = replace(model.facts, diffusion=None)
+    # What a base learned before does not say how this model writes: objectives do, below.
+    model.facts = replace(model.facts, diffusion=None)
     evaluators = make_evaluators(
         training.evaluators, datasets, data.loader.sequence_length, model, ranks
     )

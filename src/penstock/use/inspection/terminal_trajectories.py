@@ -163,7 +163,7 @@ class _Drawn:
         return flow
 
     def _runs(self, begin: int, end: int, forks: Mapping[int, str]) -> Iterator[tuple[int, int]]:
-        """[begin, end) of stretches of one kind and weight, which begin at forks anew."""
+        """[begin, end) of stretches of one kind and weight, which begin again at forks."""
         kinds = [LOOKS[kind] for kind in self._tree.kinds[begin:end]]
         new = np.cumsum([place in forks for place in range(begin, end)])
         weights = np.asarray(self._weights[begin:end])

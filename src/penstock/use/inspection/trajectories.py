@@ -1,7 +1,7 @@
 """Trees of trajectories for people: what kind each token is, replies with their figures, and what a
 later path does with the replies of an earlier one.
 
-From what a dataset stores; `penstock.chat.trajectories.kinds` says how kinds are told.
+From what a dataset stores; `penstock.chat.trajectories.kinds` says how kinds are found.
 """
 
 from collections import Counter

@@ -10,6 +10,7 @@ from penstock.core.errors import ConfigError
 from penstock.learn.generation.session import ChatSession, first_id, fit_chat, room_for
 from penstock.learn.generation.settings import Sampling, sampling_defaults
 from penstock.learn.generation.unmask_settings import Unmasking
+from penstock.learn.generation.unmasking import Unmasker
 from penstock.learn.training.run_folder import RunFolder
 from penstock.use.runs.episodes import EpisodeSettings, write_episodes
 from penstock.use.runs.keywords import GenerateKeywords, OpeningKeywords
@@ -19,7 +20,6 @@ from penstock.use.runs.rollouts import read_records, write_rollouts
 from penstock.use.runs.run_document import check_names
 
 if TYPE_CHECKING:
-    from penstock.learn.generation.unmasking import Unmasker
     from penstock.use.runs.opening import Writer
     from penstock.use.runs.rollouts import Rollouts
 
@@ -72,20 +72,20 @@ def sample_texts(
     settings: dict[str, Any],
 ) -> list[SampledText]:
     """Texts of each prompt; see `Run.sample`."""
-    given = _take_unmasking(settings)
+    unmasking = _take_unmasking(settings)
     opening = _checked(call, settings, "samples")
     if not prompts:
         return []
     opened = open_model(opening)
     asked = ask(prompts, samples, _sampling(settings, own_sampling(opened.run)))
     hows = [how for _, how in asked]
-    if (unmasker := _unmasker_of(opened, given)) is not None:
+    if (unmasker := _unmasker_of(opened, unmasking)) is not None:
         ids = prompt_ids(opened, asked)
         written = [
             one
             for at in range(0, len(ids), MOST_AT_ONCE)
             for one in unmasker.generate_all(
-                ids[at : at + MOST_AT_ONCE], hows[at : at + MOST_AT_ONCE], Unmasking(**given)
+                ids[at : at + MOST_AT_ONCE], hows[at : at + MOST_AT_ONCE], unmasking
             )
         ]
     else:
@@ -107,12 +107,12 @@ def stream_text(
     open_model: Callable[[OpeningKeywords], Opened], prompt: str, settings: dict[str, Any]
 ) -> Iterator[str]:
     """The text of a prompt, piece by piece; see `Run.stream`."""
-    given = _take_unmasking(settings)
+    unmasking = _take_unmasking(settings)
     opened = open_model(_checked("Run.stream", settings))
     asked = ask([prompt], 1, _sampling(settings, own_sampling(opened.run)))
-    if (unmasker := _unmasker_of(opened, given)) is not None:
+    if (unmasker := _unmasker_of(opened, unmasking)) is not None:
         [ids] = prompt_ids(opened, asked)
-        return unmasker.blocks(ids, asked[0][1], Unmasking(**given))
+        return unmasker.blocks(ids, asked[0][1], unmasking)
     writer = writer_of(opened, 1)
     events = writer.engine.generate(prompt_ids(writer, asked), [how for _, how in asked])
     return (event.text for event in events)
@@ -229,19 +229,19 @@ def write_reply(
     settings: dict[str, Any],
 ) -> str:
     """The reply to a conversation; see `Run.chat`."""
-    given = _take_unmasking(settings)
+    unmasking = _take_unmasking(settings)
     opened = open_model(_checked("Run.chat", settings))
     if opened.template is None:
         raise ConfigError(
             f"{opened.run.path}: it has no chat template; it was not trained on chats; use "
             "Run.generate"
         )
-    if (unmasker := _unmasker_of(opened, given)) is not None:
+    if (unmasker := _unmasker_of(opened, unmasking)) is not None:
         sampling = _sampling(settings, own_sampling(opened.run))
         prompt = fit_chat(
             messages, opened.template, opened.tokenizer, room=room_for(unmasker, sampling)
         )
-        [reply] = unmasker.generate_all([prompt.ids], [sampling], Unmasking(**given))
+        [reply] = unmasker.generate_all([prompt.ids], [sampling], unmasking)
         return reply.text
     sampling = _sampling({"min_tokens": 1, **settings}, own_sampling(opened.run))
     writer = writer_of(opened, 1)
@@ -254,25 +254,20 @@ def write_reply(
     return text
 
 
-def _take_unmasking(settings: dict[str, Any]) -> dict[str, Any]:
-    """Remove the keywords of `Unmasking` from `settings`, and return those that are given."""
+def _take_unmasking(settings: dict[str, Any]) -> Unmasking | None:
+    """Remove the keywords of `Unmasking` from `settings`; None: none is given."""
     names = [one.name for one in fields(Unmasking) if one.name in settings]
-    found = {name: settings.pop(name) for name in names}
-    Unmasking(**found)
-    return found
+    return Unmasking(**{name: settings.pop(name) for name in names}) if names else None
 
 
-def _unmasker_of(opened: Opened, given: dict[str, Any]) -> "Unmasker | None":
+def _unmasker_of(opened: Opened, unmasking: Unmasking | None) -> Unmasker | None:
     """What writes with a model that was trained by diffusion; None: it writes token by token.
 
     Raises:
-        ConfigError: It does, and settings of unmasking are given.
+        ConfigError: It writes so, and settings of unmasking are given.
     """
-    if opened.model.facts.diffusion is None and not given:
+    if opened.model.facts.diffusion is None and unmasking is None:
         return None
-    # Others write without torch's import here.
-    from penstock.learn.generation.unmasking import Unmasker
-
     return Unmasker(
         opened.model,
         opened.tokenizer,

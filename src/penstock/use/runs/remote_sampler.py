@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, final, get_args
 
 from penstock.chat.trajectories.paths import common
+from penstock.chat.trajectories.replies import ROUNDING
 from penstock.core.errors import ConfigError, require_above_zero
 from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.learn.generation.settings import FinishReason, Generated, LogProbabilities, Sampling
@@ -28,8 +29,6 @@ from penstock.use.runs.engine_client import EngineClient
 from penstock.use.runs.samplers import Outcome
 
 LogProbabilityKind = Literal["raw", "processed"]
-_ROUNDING = 1e-3
-"""Log-probabilities may be so far above 0: engines round."""
 _ABORTS = 5
 """How often a reply is asked for that the server gave up."""
 _LENGTHS = ("max_model_len", "context_length")
@@ -335,7 +334,7 @@ class ReplyProof:
             )
         for place, one in enumerate(logs):
             fine = isinstance(one, int | float) and not isinstance(one, bool)
-            if not (fine and math.isfinite(one) and one <= _ROUNDING):
+            if not (fine and math.isfinite(one) and one <= ROUNDING):
                 raise self._error(
                     f"gave the log-probability {one!r:.40} for token {place} of a reply; expected "
                     "nats, 0 at most"

@@ -62,7 +62,7 @@ function markPurpose(made, purpose, target, weight) {
   if (!own || !PREDICTING.has(role)) return;
   made.classList.add(role);
   if (role !== "kept") made.dataset.word = shown(spelled(target)).replace(/␣/g, "\u00a0");
-  // What the level of noise makes of a weight is told once for its part.
+  // What the level of noise makes of a weight is said once for its part.
   if (level !== undefined && Math.abs(weight * level - 1) < 1e-4) { made.classList.remove("weighted"); delete made.dataset.weight; }
 }
 
