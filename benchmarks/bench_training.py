@@ -4,6 +4,7 @@ choose.
     python benchmarks/bench_training.py [--tables loops,chats] [--sizes 1,10,30] [--lengths
     256,1024,2048]
         [--chats FILE] [--repeats 3] [--threads 1] [--peers PYTHON]        # a Python with trl
+    python benchmarks/bench_training.py --model FOLDER --chats FILE [--repeats 5] [--threads 1]
 
 All train the same model from the same weights in float32, with fused AdamW and clipping. CPU time
 is of all threads; first steps are not counted. Rivals take turns; medians.
@@ -25,16 +26,25 @@ useful tokens for each. At the end, where penstock's time goes.
 
 `--chats`: conversations in any layout that `penstock prepare` reads, such as OASST trees; else they
 are made up, with lengths as in OASST (log-normal, most under 500 tokens, a few far above).
+
+`--model`: only the table `real`: a pretrained model of transformers, such as SmolLM2-135M, with its
+own tokenizer and template, 2 rows of 512 a step. Besides Trainer with padding (batches of 4) and
+with DataCollatorWithFlattening, `loop` is the shortest loop around transformers' model on our rows,
+where documents of a row see each other. Each turn is a process of its own, whose peak memory is
+shown, too.
 """
 
 import cProfile
 import json
+import multiprocessing
 import pstats
 import random
+import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +75,10 @@ SIZES = {
 LOOP_ROWS, LOOP_VOCABULARY = 8, 4096
 CHAT_ROWS, CHAT_STEPS = 4, {"1": 4, "10": 2, "30": 1}
 """Rows of a step; steps of a turn."""
+REAL_SLOTS, REAL_ROWS, REAL_BATCH, REAL_STEPS = 512, 2, 4, 2
+"""Slots of a row and rows of a step with a pretrained model; conversations of Trainer's batch;
+steps of a turn.
+"""
 RUN_FILE = """\
 data:
   sources: [{{path: {data}, too_long: {too_long}}}]
@@ -105,13 +119,13 @@ def made_up_chats(path: Path, count: int = 600) -> Path:
     return path
 
 
-def documents(data: Path) -> list[dict[str, list[int]]]:
-    """Of each conversation what Trainer takes; its first SLOTS tokens."""
+def documents(data: Path, slots: int = SLOTS) -> list[dict[str, list[int]]]:
+    """Of each conversation what Trainer takes; its first tokens."""
     dataset = open_dataset(data)
     found = []
     for number in range(len(dataset)):
         one = dataset[number]
-        tokens, weights = one.tokens[:SLOTS].astype(np.int64), one.loss_weights[:SLOTS]
+        tokens, weights = one.tokens[:slots].astype(np.int64), one.loss_weights[:slots]
         found.append(
             {"input_ids": tokens.tolist(), "labels": np.where(weights > 0, tokens, -100).tolist()}
         )
@@ -170,6 +184,7 @@ def bare(trainer: Trainer) -> Iterator[int]:
 def make(folder: Path, data: Path, size: str, threads: int, **options: Any) -> Trainer:
     """A trainer as `penstock train` makes it; options are those of `RUN_FILE`."""
     given = {
+        "model": json.dumps(SIZES.get(size, f"hf:{size}")),
         "slots": SLOTS,
         "rows": CHAT_ROWS,
         "too_long": "truncate",
@@ -179,7 +194,7 @@ def make(folder: Path, data: Path, size: str, threads: int, **options: Any) -> T
     }
     path = folder / "run.yaml"
     path.write_text(
-        RUN_FILE.format(data=data, model=json.dumps(SIZES[size]), threads=threads, **given)
+        RUN_FILE.format(data=data, threads=threads, **given)
     )
     return make_trainer(
         load_run(path), run_file=str(path), text=resolved_text(path), output=None, resume=False,
@@ -284,6 +299,10 @@ CHAT_GOALS = {
     "bare": ("penstock", 0.95), "padded": ("penstock", 1.5), "grouped": ("penstock", 1.0),
     "flattened": ("penstock", 1.0), "trl": ("penstock", 1.0),
 }  # fmt: skip
+REAL_GOALS = {
+    "penstock": ("penstock", 0.0), "loop": ("penstock", 1.0),
+    "padded": ("penstock", 1.5), "flattened": ("penstock", 1.5),
+}  # fmt: skip
 """Rival → which of ours it is compared with, and the ratio that we want."""
 
 
@@ -346,8 +365,10 @@ def report(title: str, rates: dict[str, list[float]], goals: dict[str, tuple[str
     table(title, lines)
 
 
-def huggingface(folder: Path, docs: list[Any], steps: int, tokens: int, kind: str) -> Spent:
-    """A run of Trainer: batches of 8, and as many a step as give about so many useful tokens."""
+def huggingface(
+    folder: Path, docs: list[Any], steps: int, tokens: int, kind: str, batch: int = 8
+) -> Spent:
+    """A run of Trainer, with as many batches a step as give about so many useful tokens."""
     import transformers
 
     seen: list[tuple[int, float]] = []
@@ -367,13 +388,13 @@ def huggingface(folder: Path, docs: list[Any], steps: int, tokens: int, kind: st
     model.register_forward_pre_hook(count, with_kwargs=True)
     mean = statistics.mean(len(one["input_ids"]) for one in docs)
     settings = transformers.TrainingArguments(
-        str(folder / "out"),
+        str(Path(tempfile.gettempdir()) / "penstock-bench-trainer"),
         max_steps=steps + 1,
-        per_device_train_batch_size=8,
+        per_device_train_batch_size=batch,
         use_cpu=True,
         report_to=[],
         seed=random.randrange(1000),
-        gradient_accumulation_steps=max(1, round(tokens / (8 * mean))),
+        gradient_accumulation_steps=max(1, round(tokens / (batch * mean))),
         learning_rate=1e-3,
         max_grad_norm=1.0,
         optim="adamw_torch_fused",
@@ -467,6 +488,70 @@ def chats(
         where(lambda: turn_of_steps(ours(trainer()), 1))
 
 
+def real(folder: Path, model: Path, given: Path, repeats: int, threads: int) -> None:
+    """The table `real`."""
+    data = folder / "data"
+    prepare(
+        given,
+        tokenizer=model,
+        output=data,
+        template="auto",
+        on_error="skip",
+        processes=1,
+        progress=False,
+    )
+    rates: dict[str, list[float]] = {}
+    peaks: dict[str, list[float]] = {}
+    for _ in range(repeats):
+        for kind in REAL_GOALS:
+            # A process of its own for each turn: nothing is left of another's memory.
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                found = pool.submit(turn_of_real, kind, folder, data, model, threads).result()
+            rates.setdefault(kind, []).append(found[0] / found[1])
+            peaks.setdefault(kind, []).append(found[2])
+    title = f"{model.name}, rows of {REAL_SLOTS}, {threads} thread(s): useful tokens per CPU second"
+    report(title, rates, {kind: goal for kind, goal in REAL_GOALS.items() if goal[1]})
+    lines = [(kind, f"{statistics.median(found) / 1e9:.2f} GB", "") for kind, found in peaks.items()]
+    table("Peak memory", lines)
+
+
+def turn_of_real(
+    kind: str, folder: Path, data: Path, model: Path, threads: int
+) -> tuple[int, float, int]:
+    """Useful tokens, CPU seconds and the process's peak memory in bytes, of one turn."""
+    torch.set_num_threads(threads)
+    options = {"slots": REAL_SLOTS, "rows": REAL_ROWS}
+    if kind in ("padded", "flattened"):
+        docs, tokens = documents(data, REAL_SLOTS), REAL_ROWS * REAL_SLOTS
+        tokens, seconds = huggingface(model, docs, REAL_STEPS, tokens, kind, batch=REAL_BATCH)
+    else:
+        trainer = make(folder, data, str(model), threads, **options)
+        run = ours(trainer) if kind == "penstock" else their_loop(trainer, model)
+        tokens, seconds = turn_of_steps(run, REAL_STEPS)
+        run.close()  # type: ignore[attr-defined]
+    return tokens, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def their_loop(trainer: Trainer, model: Path) -> Iterator[int]:
+    """Rows of our loader through transformers' model, without borders between documents; all
+    logits, and the mean of all cross entropies.
+    """
+    import transformers
+
+    loader = trainer.loader
+    del trainer
+    inner = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(inner.parameters(), lr=0.001, betas=(0.9, 0.95), fused=True)
+    for step in loader:
+        fields = step.torch()
+        logits = inner(fields["tokens"], use_cache=False).logits
+        cross_entropy(logits.flatten(0, 1), fields["targets"].flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(inner.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield step.num_tokens
+
+
 def _spent(peer: Peer) -> Spent:
     seconds = peer()
     return int(peer.last["tokens"]), seconds
@@ -491,11 +576,17 @@ def main() -> None:
     parser.add_argument(
         "--chats", type=Path, help="conversations, in any layout that prepare reads"
     )
+    parser.add_argument("--model", type=Path, help="a folder of transformers: the table `real`")
     parser.add_argument("--threads", type=int, default=1)
     parser.set_defaults(repeats=3)
     flags = parser.parse_args()
     torch.set_num_threads(flags.threads)
     sizes = flags.sizes.split(",")
+    if flags.model is not None:
+        with tempfile.TemporaryDirectory() as scratch:
+            chats_of = flags.chats or made_up_chats(Path(scratch) / "chats.jsonl")
+            real(Path(scratch), flags.model, chats_of, flags.repeats, flags.threads)
+        return
     for name in flags.tables.split(","):
         with tempfile.TemporaryDirectory() as scratch:
             if name == "loops":

@@ -28,6 +28,7 @@ from torch.nn.functional import linear
 
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.models.ours.layers import Linear
+from penstock.models.products import OneDnnLinear
 
 PACKAGE, EXTRA = "bitsandbytes", "qlora"
 NF4 = "nf4"
@@ -225,7 +226,7 @@ def quantise(model: Any, kept: Collection[nn.Module] = ()) -> None:
     for block in blocks:
         for parent in list(block.modules()):
             for name, layer in list(parent.named_children()):
-                plain = type(layer) in (nn.Linear, Linear) and layer not in kept
+                plain = type(layer) in (nn.Linear, Linear, OneDnnLinear) and layer not in kept
                 if plain and not _is_router(name, layer) and uses[id(layer.weight)] == 1:
                     setattr(parent, name, _packed(layer))  # type: ignore[arg-type]
                     count += 1

@@ -33,6 +33,7 @@ from torch.autograd.function import once_differentiable
 
 from penstock.models.gradients import FoundGradients, accumulator
 from penstock.models.head import Head, Logits, no_loss
+from penstock.models.products import PRODUCT, add_product, product
 
 _log = logging.getLogger("penstock.training")
 
@@ -297,7 +298,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             cross_entropy += chunk_entropy
             assert gradient is not None
             if of_hidden is not None and _is_product(logits, states, used):
-                torch.mm(gradient, used[0].detach(), out=of_hidden[part])
+                of_hidden[part] = product(gradient, used[0].detach().t())
                 sums = [_add_product(sums[0] if sums else None, gradient, states.detach())]
                 continue
             inputs = [*([] if of_hidden is None else [states]), *used]
@@ -331,12 +332,15 @@ def _is_product(logits: Tensor, states: Tensor, used: list[Tensor]) -> bool:
     leaf that is used.
     """
     made_by = logits.grad_fn
-    if len(used) != 1 or made_by is None or made_by.name() != "MmBackward0":
+    if len(used) != 1 or made_by is None or made_by.name() not in ("MmBackward0", PRODUCT):
         return False
-    left, right = (node for node, _ in made_by.next_functions)
-    if left is None or right is None or right.name() != "TBackward0":
+    left, leaf = (node for node, _ in made_by.next_functions)
+    if left is None or leaf is None:
         return False
-    leaf = right.next_functions[0][0]
+    if made_by.name() != PRODUCT:
+        if leaf.name() != "TBackward0":
+            return False
+        leaf = leaf.next_functions[0][0]
     return getattr(left, "variable", None) is states and getattr(leaf, "variable", None) is used[0]
 
 
@@ -344,7 +348,9 @@ def _add_product(total: Tensor | None, gradient: Tensor, states: Tensor) -> Tens
     """total + gradientᵀ × states, in place, in the dtype of sums; None: 0."""
     left, wanted = gradient.t(), accumulator(states.dtype)
     if states.dtype == wanted:
-        return torch.mm(left, states) if total is None else total.addmm_(left, states)
+        if total is None:
+            total = states.new_zeros(left.shape[0], states.shape[1])
+        return add_product(total, gradient, states)
     if _adds_into_float32(states.device, states.dtype):
         if total is None:
             return torch.mm(left, states, out_dtype=torch.float32)

@@ -4,7 +4,9 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import rms_norm, silu
+
+from penstock.models.products import linear
 
 
 @final

@@ -20,7 +20,6 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for
@@ -37,6 +36,7 @@ from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.ours.blocks import Block, rotary_angles
 from penstock.models.ours.experts import Balance
 from penstock.models.ours.layers import Linear, RMSNorm
+from penstock.models.products import linear
 from penstock.models.ours.vision import VisionTower, check_images, with_images
 from penstock.models.recurrent.borders import Borders
 from penstock.models.recurrent.mixers import Carried, RowDocuments

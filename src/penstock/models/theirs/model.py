@@ -38,6 +38,7 @@ from penstock.models.key_caches import KeyCache
 from penstock.models.language_model import PackingVerdict, require_packed_rows
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.lora.trained_parts import num_rows
+from penstock.models.products import replace_linear, uses_onednn
 from penstock.models.recurrent.operations import TORCH, Operations
 from penstock.models.row_tensors import RowTensors
 from penstock.models.text_cache import TextCache
@@ -101,6 +102,8 @@ class HuggingFaceModel(nn.Module):
             # It was read from a folder or from the hub, whose files may be gone.
             self.facts = ModelFacts.of_config(inner.config.to_dict(), _generation(inner))
         replace_functions(inner)
+        if uses_onednn():
+            replace_linear(inner)
         self.blocks: Sequence[nn.Module] = find_blocks(inner)
         self._computes: torch.dtype | None = None
         self._decoder: Decoder | None = None
