@@ -193,9 +193,7 @@ def make(folder: Path, data: Path, size: str, threads: int, **options: Any) -> T
         **options,
     }
     path = folder / "run.yaml"
-    path.write_text(
-        RUN_FILE.format(data=data, threads=threads, **given)
-    )
+    path.write_text(RUN_FILE.format(data=data, threads=threads, **given))
     return make_trainer(
         load_run(path), run_file=str(path), text=resolved_text(path), output=None, resume=False,
         ranks=Ranks(torch.device("cpu")), say=lambda _: None,
@@ -509,9 +507,11 @@ def real(folder: Path, model: Path, given: Path, repeats: int, threads: int) -> 
                 found = pool.submit(turn_of_real, kind, folder, data, model, threads).result()
             rates.setdefault(kind, []).append(found[0] / found[1])
             peaks.setdefault(kind, []).append(found[2])
-    title = f"{model.name}, rows of {REAL_SLOTS}, {threads} thread(s): useful tokens per CPU second"
+    title = f"{model.name}, {threads} thread(s), useful tokens per CPU second"
     report(title, rates, {kind: goal for kind, goal in REAL_GOALS.items() if goal[1]})
-    lines = [(kind, f"{statistics.median(found) / 1e9:.2f} GB", "") for kind, found in peaks.items()]
+    lines = [
+        (kind, f"{statistics.median(found) / 1e9:.2f} GB", "") for kind, found in peaks.items()
+    ]
     table("Peak memory", lines)
 
 

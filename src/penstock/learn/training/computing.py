@@ -22,7 +22,6 @@ from penstock.models.four_bits import PACKAGE, compute_four_bits_in, has_four_bi
 from penstock.models.ours.experts import Experts
 from penstock.models.ours.transformer import Transformer
 from penstock.models.own_model import OwnModel
-from penstock.models.products import uses_onednn
 from penstock.models.recurrent.mixers import Mixer
 from penstock.models.theirs.model import HuggingFaceModel
 from penstock.models.theirs.recurrence import leave_out_of_graphs
@@ -148,17 +147,11 @@ def in_words(model: LanguageModel, settings: TrainSettings, ranks: int, attentio
 
 
 def numbers_of(model: LanguageModel) -> str:
-    """The dtype in which a model computes, what multiplies if that is not torch's choice, and what
-    dequantises its matrices, for the settings that change bits.
+    """The dtype in which a model computes, and what dequantises its matrices, for the settings that
+    change bits.
     """
-    dtype = model.compute_dtype
-    by_onednn = dtype == torch.float32 and model.device.type == "cpu" and uses_onednn()
-    parts = [
-        str(dtype),
-        "products by oneDNN" if by_onednn else "",
-        f"bitsandbytes {version(PACKAGE)}" if has_four_bits(model) else "",
-    ]
-    return ", ".join(filter(None, parts))
+    dtype = str(model.compute_dtype)
+    return f"{dtype}, bitsandbytes {version(PACKAGE)}" if has_four_bits(model) else dtype
 
 
 def kept_bytes(model: LanguageModel, settings: TrainSettings, dtype: torch.dtype) -> int:

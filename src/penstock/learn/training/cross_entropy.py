@@ -349,7 +349,7 @@ def _add_product(total: Tensor | None, gradient: Tensor, states: Tensor) -> Tens
     left, wanted = gradient.t(), accumulator(states.dtype)
     if states.dtype == wanted:
         if total is None:
-            total = states.new_zeros(left.shape[0], states.shape[1])
+            return product(left, states.t())
         return add_product(total, gradient, states)
     if _adds_into_float32(states.device, states.dtype):
         if total is None:

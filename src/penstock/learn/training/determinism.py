@@ -11,6 +11,7 @@ import torch
 from penstock.core.json_values import JsonObject
 from penstock.learn.training.settings import TrainSettings
 from penstock.models.attention import flash_name
+from penstock.models.products import uses_onednn
 
 if TYPE_CHECKING:
     pass
@@ -39,13 +40,15 @@ class BitSettings:
     recurrent: str
     dtype: str
     fused: bool | None
+    products: str
+    """What multiplies large matrices: torch, which takes MKL, or oneDNN."""
 
     def differences(self, other: "JsonObject") -> list[str]:
         """Readable differences from the settings of a checkpoint: "threads: 2 now, 4 then"."""
         other = {"context_parallel": 1, **other}
         mine = {name: getattr(self, name) for name in self.__dataclass_fields__}
         # Checkpoints from before there was a choice.
-        then = {"recurrent": "torch", **other}
+        then = {"recurrent": "torch", "products": "torch", **other}
         return [
             f"{name}: {mine[name]} now, {then.get(name)} then"
             for name in mine
@@ -104,7 +107,12 @@ def bit_settings(
         recurrent=" ".join(settings.recurrent_backends),
         dtype=dtype,
         fused=fused,
+        products="oneDNN" if _by_onednn(device, dtype) else "torch",
     )
+
+
+def _by_onednn(device: torch.device, dtype: str) -> bool:
+    return device.type == "cpu" and dtype.startswith("torch.float32") and uses_onednn()
 
 
 def _attention(settings: TrainSettings, device: torch.device) -> str:
