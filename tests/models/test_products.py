@@ -85,6 +85,7 @@ def test_sum_of_products_equals_torch(inner: int, m: int, n: int, part: int) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(products, "PART", part)
         assert near(products.add_product(total, left, right), expected)
+        assert near(products.add_product(None, left, right), left.t() @ right)
     assert near(total, expected)
     assert near(products.product(left.t(), right.t()), left.t() @ right)
 

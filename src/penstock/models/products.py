@@ -73,10 +73,12 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     return by_onednn(x, weight) if takes_onednn(x, weight) else x @ weight.t()
 
 
-def add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """total [m, n] += left [p, m]ᵀ × right [p, n], in place."""
+def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """total [m, n] += left [p, m]ᵀ × right [p, n], in place; None: 0."""
     if not takes_onednn(left.t(), right.t()):
-        return total.addmm_(left.t(), right)
+        return left.t() @ right if total is None else total.addmm_(left.t(), right)
+    if total is None:
+        total = left.new_zeros(left.shape[1], right.shape[1])
     # A sum as large as a head is written once, where each part is still in the cache.
     for part, rows in zip(total.split(PART), left.split(PART, 1), strict=True):
         part += by_onednn(rows.t(), right.t())

@@ -348,8 +348,6 @@ def _add_product(total: Tensor | None, gradient: Tensor, states: Tensor) -> Tens
     """total + gradientᵀ × states, in place, in the dtype of sums; None: 0."""
     left, wanted = gradient.t(), accumulator(states.dtype)
     if states.dtype == wanted:
-        if total is None:
-            return product(left, states.t())
         return add_product(total, gradient, states)
     if _adds_into_float32(states.device, states.dtype):
         if total is None:
