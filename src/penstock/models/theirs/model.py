@@ -38,7 +38,7 @@ from penstock.models.key_caches import KeyCache
 from penstock.models.language_model import PackingVerdict, require_packed_rows
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.lora.trained_parts import num_rows
-from penstock.models.products import replace_linear, uses_onednn
+from penstock.models.trained_products import replace_linear, uses_onednn
 from penstock.models.recurrent.operations import TORCH, Operations
 from penstock.models.row_tensors import RowTensors
 from penstock.models.text_cache import TextCache

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.learn.training.cross_entropy import chunked_cross_entropy
-from penstock.models import products
+from penstock.models import trained_products as products
 
 SIZES = st.integers(1, 40)
 
