@@ -29,7 +29,7 @@ _log = logging.getLogger("penstock.models")
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """`linear` of x [..., inputs] and weight [outputs, inputs], both of one dtype → [..., outputs]."""
+    """`linear`: x [..., inputs] and weight [outputs, inputs], of one dtype → [..., outputs]."""
     if torch.is_inference_mode_enabled() and _is_for_onednn(x, weight):
         return _onednn(x, weight)
     return linear(x, weight)
@@ -39,10 +39,7 @@ def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         weight.dtype == torch.float32
         and weight.device.type == "cpu"
-        and (
-            weight.numel() >= LEAST_WEIGHTS
-            or x.numel() * weight.shape[0] >= LEAST_PRODUCTS
-        )
+        and (weight.numel() >= LEAST_WEIGHTS or x.numel() * weight.shape[0] >= LEAST_PRODUCTS)
         # Not a shard, nor anything else that only torch's own operations know.
         and type(weight) in (Tensor, nn.Parameter)
         and weight.is_contiguous()
@@ -58,7 +55,7 @@ def _onednn(x: Tensor, weight: Tensor) -> Tensor:
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether torch multiplies with MKL, on a processor that is not Intel's, and its oneDNN works."""
+    """Whether torch multiplies with MKL on a processor of AMD, and its oneDNN works."""
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return False
     if maker() != "AMD":
@@ -70,8 +67,8 @@ def onednn_is_faster() -> bool:
         return False
     if difference > TOLERANCE:
         _log.warning(
-            "products run with MKL, which is slower here: oneDNN's differ from them by %.1g of the "
-            "largest; see torch.backends.mkldnn.matmul.fp32_precision",
+            "products run with MKL, which is slower here: oneDNN's differ from torch's by %.1g of "
+            "the largest; see torch.backends.mkldnn.matmul.fp32_precision",
             difference,
         )
     return difference <= TOLERANCE
@@ -85,7 +82,9 @@ def disagreement() -> float:
     for rows in (1, 3, 40):
         x = torch.randn(rows, 300, generator=generator)
         expected = linear(x.double(), weight.double())
-        worst = max(worst, float((_onednn(x, weight) - expected).abs().max() / expected.abs().max()))
+        worst = max(
+            worst, float((_onednn(x, weight) - expected).abs().max() / expected.abs().max())
+        )
     return worst
 
 

@@ -100,7 +100,8 @@ class Transformer(nn.Module):
         self._kinds = [settings.block(layer) for layer in range(settings.num_blocks)]
         self._places = settings.places()
         self.blocks = nn.ModuleList(
-            Block(settings, kind, places) for kind, places in zip(self._kinds, self._places, strict=True)
+            Block(settings, kind, places)
+            for kind, places in zip(self._kinds, self._places, strict=True)
         )
         self._step: StepOfTraining | None = None
         self._computes: torch.dtype | None = None
