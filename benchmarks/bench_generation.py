@@ -225,7 +225,7 @@ def memory_line(model: Any) -> tuple[str, str, str]:
     return "memory of a cache of 8 × 4,096, mixed", f"{taken / 1e6:.0f} MB", note
 
 
-def real_lines(folder: Path, repeats: int) -> list[tuple[str, str, str]]:
+def real_lines(folder: Path, most: int, repeats: int) -> list[tuple[str, str, str]]:
     """Whole calls with a real model; its texts are compared, too."""
     from transformers import AutoModelForCausalLM
 
@@ -234,7 +234,7 @@ def real_lines(folder: Path, repeats: int) -> list[tuple[str, str, str]]:
     source = max(standard_library(2_000_000), key=len)[:200_000]
     ids = [int(one) for one in found.tokenizer.encode(source)]
     lines = []
-    for length, count, written in product((64, 512), (1, 8), (1, WRITTEN)):
+    for length, count, written in product((64, 512), (1, 8), (1, most)):
         rivals = real_rivals(found, peer, ids, length, count, written)
         seconds = take_turns(rivals, repeats)
         mine, other = seconds["ours"], seconds["theirs"]
@@ -292,13 +292,14 @@ def main() -> None:
 
     parser = arguments(__doc__)
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a real model, measured first")
+    parser.add_argument("--written", type=int, default=WRITTEN, help="tokens of its texts")
     parser.add_argument("--only-model", action="store_true", help="measure nothing else")
     parser.add_argument("--threads", type=int, default=1)
     flags = parser.parse_args()
     torch.set_num_threads(flags.threads)
     warnings.filterwarnings("ignore")
     if flags.model is not None:
-        lines = real_lines(flags.model, flags.repeats)
+        lines = real_lines(flags.model, flags.written, flags.repeats)
         table(f"penstock against transformers.generate, {flags.model.name}, greedily", lines)
     if flags.only_model:
         return
