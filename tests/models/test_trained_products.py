@@ -19,7 +19,7 @@ SIZES = st.integers(1, 40)
 def on_any_processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """oneDNN for everything, also where it is not the faster one."""
     monkeypatch.setattr(products, "SMALLEST", 0)
-    monkeypatch.setattr(products, "_prefers_onednn", lambda: True)
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
     products.uses_onednn.cache_clear()
     if not products.uses_onednn():
         pytest.skip("this torch has no oneDNN")

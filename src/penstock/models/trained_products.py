@@ -2,9 +2,9 @@
 
 torch computes float32 products with MKL, which uses AVX-512 on Intel's processors only. oneDNN,
 which torch also has (for bfloat16 and for compiled models), uses it on AMD's too: a Zen 5 core does
-102 GFLOP/s with MKL and 205 to 250 with oneDNN. So on AMD processors with AVX-512, products of
-training are oneDNN's. The choice depends on the processor alone, not on a measurement, so a resumed
-run makes it again.
+102 GFLOP/s with MKL and 205 to 250 with oneDNN. So where `products` takes oneDNN for generation,
+training does too. The choice depends on the processor alone, not on a measurement, so a resumed run
+makes it again.
 
 Only where gradients are recorded: shapes of training repeat, while oneDNN takes half a millisecond
 to make the code for a new one. What is small, in another dtype, on another device, sharded,
@@ -18,6 +18,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from penstock.models.products import onednn_is_faster
+from penstock.models.products import product as product_of_generation
 
 SMALLEST = 1 << 22
 """Multiplications of a product from which on oneDNN is used: for smaller ones, calling it costs
@@ -35,6 +38,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     [..., outputs]; by oneDNN where that is faster.
     """
     if not _is_for_onednn(x, weight):
+        if bias is None:
+            return product_of_generation(x, weight)
         return functional.linear(x, weight, bias)
     found: Tensor = _Product.apply(x.reshape(-1, x.shape[-1]), weight)
     found = found.view(*x.shape[:-1], len(weight))
@@ -88,7 +93,7 @@ def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
 @functools.cache
 def uses_onednn() -> bool:
     """Whether this process computes large products of training with oneDNN."""
-    if not _prefers_onednn() or not torch.backends.mkldnn.is_available():
+    if not onednn_is_faster():
         return False
     try:
         reason = _disagreement()
@@ -97,17 +102,6 @@ def uses_onednn() -> bool:
     if reason:
         _log.info("products are computed by MKL, which is slower on this processor: %s", reason)
     return not reason
-
-
-def _prefers_onednn() -> bool:
-    """Whether torch would use MKL, on a processor for which MKL does not use AVX-512."""
-    ask: Any = getattr(torch.cpu, "get_capabilities", dict)
-    found = ask()
-    return (
-        torch.backends.mkl.is_available()
-        and str(found.get("cpu_name", "")).startswith("AMD")
-        and torch.backends.cpu.get_cpu_capability() == "AVX512"
-    )
 
 
 def _disagreement() -> str:
@@ -172,6 +166,8 @@ class OneDnnLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., inputs] → [..., outputs]."""
+        if not _is_for_onednn(input, self.weight):
+            return functional.linear(input, self.weight, self.bias)
         return linear(input, self.weight, self.bias)
 
 

@@ -37,11 +37,11 @@ from penstock.models.ours.blocks import Block, rotary_angles
 from penstock.models.ours.experts import Balance
 from penstock.models.ours.layers import Linear, RMSNorm
 from penstock.models.ours.vision import VisionTower, check_images, with_images
-from penstock.models.trained_products import linear
 from penstock.models.recurrent.borders import Borders
 from penstock.models.recurrent.mixers import Carried, RowDocuments
 from penstock.models.row_tensors import RowTensors
 from penstock.models.settings import ModelSettings
+from penstock.models.trained_products import linear
 from penstock.models.vocabulary import with_mean_rows
 from penstock.plan.inputs import RowSlice
 from penstock.plan.inputs.model_input import ModelInput
@@ -96,10 +96,12 @@ class Transformer(nn.Module):
         self.home: torch.device | None = None
         self.facts = ModelFacts()
         self.embedding = nn.Embedding(settings.vocab_size, settings.width)
-        kinds = [settings.block(layer) for layer in range(settings.num_blocks)]
+        # A step asks each layer for its kind.
+        self._kinds = [settings.block(layer) for layer in range(settings.num_blocks)]
         self._places = settings.places()
         self.blocks = nn.ModuleList(
-            Block(settings, kind, places) for kind, places in zip(kinds, self._places, strict=True)
+            Block(settings, kind, places)
+            for kind, places in zip(self._kinds, self._places, strict=True)
         )
         self._step: StepOfTraining | None = None
         self._computes: torch.dtype | None = None
@@ -196,7 +198,7 @@ class Transformer(nn.Module):
         """Which way of mixing tokens a block takes: 0, its main one, unless it is stochastic and
         trains.
         """
-        kind = self.settings.block(layer)
+        kind = self._kinds[layer]
         if kind.mixer != "stochastic" or not (self._trains and self.draws):
             return 0
         step = self._begun()
