@@ -380,9 +380,8 @@ class ChatEnvironment(sandbox.ImmutableSandboxedEnvironment):
                 )
             if attribute in _SAFE[dict]:
                 return getattr(obj, attribute)
-        elif isinstance(obj, str):
-            if attribute in _SAFE[str]:
-                return getattr(obj, attribute)
+        elif isinstance(obj, str) and attribute in _SAFE[str]:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: object, argument: object) -> Any:

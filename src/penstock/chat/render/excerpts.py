@@ -113,7 +113,7 @@ def _ends(whole: RenderedConversation, question: Sequence[int], last: int) -> Se
     messages = whole.messages
     if not messages[last].get("tool_calls") and all(number < last for number in question):
         return [*question, *range(last, len(messages))]
-    following = range(*question, len(messages)) if question else range(0)
+    following = range(question[0] if question else len(messages), len(messages))
     reply = next((n for n in following if messages[n].get("role") == "assistant"), len(messages))
     return following[: reply - following.start + 1]
 
