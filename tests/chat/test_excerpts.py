@@ -47,8 +47,8 @@ TEMPLATES = {
         "{% set ns = namespace(said=0, last=0) %}{% for m in messages %}{% if m.role in ['user', "
         "'assistant'] and not m.tool_calls %}{% if (m.role == 'user') != (ns.said % 2 == 0) %}{{ "
         "raise_exception('not in turn') }}{% endif %}{% set ns.said = ns.said + 1 %}{% endif %}"
-        "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in "
-        "messages %}{{ '[TOOLS]' if loop.index0 == ns.last }}" + TURN + "{% endfor %}" + END
+        "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for "
+        "m in messages %}{{ '[TOOLS]' if loop.index0 == ns.last }}" + TURN + "{% endfor %}" + END
     ),
     "every third": "{% for m in messages %}{{ '***' if loop.index % 3 == 0 }}"
     + TURN
