@@ -13,17 +13,20 @@ Trajectories: CPU time of `prompt` and `reply` for a turn in which a tool answer
 many turns before it as a conversation has on average; with the tokenizer's own template, if it has
 one.
 
+Traces: CPU time of encoding one conversation of calls and their results, by the number of calls,
+with each template in `--templates` that takes them, or with ChatML alone.
+
 The scan: nanoseconds a token, one core, 8 rows of 4,096 tokens as in axolotl's own test, with turns
 as in ordinary conversations and very short ones. Both sides give one value a token: ours float32
 weights, axolotl's a bool mask; they must train the same number of tokens.
 
     python benchmarks/bench_chat.py [--trl PYTHON] [--peers PYTHON] [--templates FOLDER]
-    [--tokenizer FOLDER] [--turns]
+    [--tokenizer FOLDER] [--turns] [--traces]
 
 `--trl`: a Python with trl; `--peers`: one with axolotl (pip install --no-deps axolotl), torch and
 transformers; `--templates`: a folder of .jinja files to be timed beside ours; `--tokenizer`: a
 folder with a tokenizer.json that has <|im_start|> and <|im_end|>, else one is trained; `--turns`:
-only trajectories.
+only trajectories; `--traces`: only traces.
 """
 
 import json
@@ -326,6 +329,44 @@ def bench_turns(folder: Path, repeats: int) -> None:
     table(f"A turn of a trajectory, {template.name}", rows)
 
 
+def trace(calls: int) -> dict[str, Any]:
+    """A question, calls with their results, and an answer."""
+    text = "\n".join(standard_library(500_000))
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "What does json do?"}]
+    for number in range(calls):
+        function = {"name": "look_up", "arguments": {"name": f"json.{number}"}}
+        one = {"id": f"call{number:05d}", "type": "function", "function": function}
+        found = text[number * 400 : number * 400 + 400]
+        messages += [
+            {"role": "assistant", "content": "", "tool_calls": [one]},
+            {"role": "tool", "name": "look_up", "tool_call_id": one["id"], "content": found},
+        ]
+    answer = {"role": "assistant", "content": "It reads and writes JSON."}
+    return {"messages": [*messages, answer], "tools": [LOOK_UP]}
+
+
+def bench_traces(folder: Path, more: str | None, repeats: int) -> None:
+    tokenizer, rows = ps.load_tokenizer(folder), []
+    files = sorted(Path(more).rglob("*.jinja")) if more else []
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in files}
+    chats = {calls: ps.chat.read_conversation(trace(calls)) for calls in (100, 200, 400)}
+    for name, source in (sources or {"ChatML": TEMPLATES["ChatML"]}).items():
+        template = ps.chat.load_template(source, tokenizer=tokenizer)
+        encoder = ps.chat.ChatEncoder(tokenizer, template)
+        try:
+            encoder.encode(chats[100])
+        except ps.PenstockError:
+            continue
+        rivals = {
+            str(calls): lambda chat=chat, encoder=encoder: cpu_seconds(lambda: encoder.encode(chat))
+            for calls, chat in chats.items()
+        }
+        spent = take_turns(rivals, repeats)
+        ratio = f"{spent['400'] / spent['200']:.2f} x as long as 200"
+        rows.append((name, f"{spent['400'] / 400 * 1e3:.2f} ms", ratio))
+    table("A call of a trace with 400", rows)
+
+
 def tokenizer_folder(folder: Path, given: str | None) -> Path:
     if given:
         return Path(given)
@@ -350,9 +391,13 @@ if __name__ == "__main__":
         help="with <|im_start|> and <|im_end|>; else one is trained",
     )
     parser.add_argument("--turns", action="store_true", help="only turns of trajectories")
+    parser.add_argument("--traces", action="store_true", help="only traces of calls")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         tokenizer = tokenizer_folder(Path(name), options.tokenizer)
+        if options.traces:
+            bench_traces(tokenizer, options.templates, options.repeats)
+            sys.exit()
         bench_turns(tokenizer, options.repeats)
         if options.turns:
             sys.exit()

@@ -37,6 +37,19 @@ TEMPLATES = {
         + "{% endif %}{% endfor %}"
         + END
     ),
+    "an answer later": (
+        "{% for m in messages %}{% set ns = namespace(answered=false) %}{% for n in "
+        "messages[loop.index:] %}{% if n.role == 'assistant' and not n.tool_calls %}{% set "
+        "ns.answered = true %}{% endif %}{% endfor %}{% if m.tool_calls and not ns.answered %}"
+        "{{ '<|im_start|>assistant\nthinks<|im_end|>\n' }}{% endif %}" + TURN + "{% endfor %}" + END
+    ),
+    "in turn": (
+        "{% set ns = namespace(said=0, last=0) %}{% for m in messages %}{% if m.role in ['user', "
+        "'assistant'] and not m.tool_calls %}{% if (m.role == 'user') != (ns.said % 2 == 0) %}{{ "
+        "raise_exception('not in turn') }}{% endif %}{% set ns.said = ns.said + 1 %}{% endif %}"
+        "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for "
+        "m in messages %}{{ '[TOOLS]' if loop.index0 == ns.last }}" + TURN + "{% endfor %}" + END
+    ),
     "every third": "{% for m in messages %}{{ '***' if loop.index % 3 == 0 }}"
     + TURN
     + "{% endfor %}"
@@ -137,8 +150,23 @@ def test_turns_in_excerpts_of_real_templates(short, real_data, kind):
     assert used >= 0.9 * found, (used, found)
 
 
-@pytest.mark.parametrize("name", ["plain", "counts", "after the last question"])
-def test_the_cost_is_linear(monkeypatch, name):
+def long_both(count):
+    """Questions with calls, of which the last has many."""
+    return [*both(count // 2), {"role": "user", "content": "last?"}, *calls(count // 2)[2:]]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("plain", calls),
+        ("counts", calls),
+        ("after the last question", calls),
+        ("an answer later", calls),
+        ("in turn", both),
+        ("in turn", long_both),
+    ],
+)
+def test_the_cost_is_linear(monkeypatch, name, kind):
     """Messages that are rendered for twice the calls."""
     counted = []
     run = Template._run
@@ -146,8 +174,8 @@ def test_the_cost_is_linear(monkeypatch, name):
         Template, "_run", lambda self, t, m, *more: counted.append(len(m)) or run(self, t, m, *more)
     )
     costs = []
-    for count in (100, 200, 400):
-        whole, replies = rendered(TEMPLATES[name], calls(count))
+    for count in (60, 120, 240):
+        whole, replies = rendered(TEMPLATES[name], kind(count))
         counted.clear()
         find_turns(whole, replies)
         costs.append(sum(counted))

@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from makers.processes import run_code, run_penstock
 from patience import PATIENCE_SECONDS
@@ -75,6 +76,44 @@ def test_every_verb_has_help(verb):
     found = run_penstock(verb, "--help")
     assert found.returncode == 0
     assert f"penstock {verb}" in found.stdout
+
+
+HEAVY = ("numpy", "pydantic", "pyarrow", "rich", "torch", "transformers", "yaml")
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_the_help_of_a_verb_loads_nothing_heavy(verb):
+    code = (
+        f"import sys; from penstock.use.cli import app; code = app._run(['{verb}', '--help']);"
+        f"found = sys.modules.keys() & set({HEAVY!r}); assert not (code or found), (code, found)"
+    )
+    run_code(code, check=True)
+
+
+def test_a_page_says_all_of_a_verbs_options_in_its_width():
+    for verb in ("train", "prepare", "chat", "tokenizer"):
+        command = get_command(cli.build_app([verb])).commands[verb]
+        for width in (60, 100):
+            page = help_pages.verb_page(command, f"penstock {verb}", colours=False, width=width)
+            options = page.partition("\n Example")[0]
+            assert max(map(len, options.splitlines())) <= width
+            said = re.sub(r"\s+", " ", options)
+            for one in command.params:
+                assert not one.opts[0].startswith("-") or one.opts[0] in said
+                assert re.sub(r"\s+", " ", one.help.replace("`", "")) in said
+            for inner in getattr(command, "commands", ()):
+                assert f"\n  {inner} " in page
+    assert "\x1b[36m--set KEY=VALUE\x1b[0m" in help_pages.verb_page(
+        get_command(cli.build_app(["train"])).commands["train"], "x", colours=True, width=80
+    )
+
+
+def test_help_behind_other_words_is_the_same_page():
+    assert run_penstock("train", "a.yaml", "--help").stdout.strip() == (
+        run_penstock("train", "-h").stdout.strip()
+    )
+    assert "penstock tokenizer add" in run_penstock("tokenizer", "add", "-h").stdout
+    assert run_penstock("tokenizer", "nothing", "-h").returncode == 2
 
 
 def test_unknown_verb_is_refused_with_the_nearest_one():

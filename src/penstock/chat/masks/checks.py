@@ -32,6 +32,7 @@ from penstock.chat.masks.masks import why_not
 from penstock.chat.records.unread import cure_of
 from penstock.chat.render.template import Rendered
 from penstock.chat.render.turns import Turn, place_of
+from penstock.core.arrays import Bool
 from penstock.core.json_values import JsonMapping
 
 _MARKER = re.compile(r"<\S+>|\[\S+\]")
@@ -312,9 +313,8 @@ def _compare(
     ]
     excepted = ""
     if different and by_markers:
-        rest = [
-            token for token in different if not (theirs[token] and _is_supplied(evidence, token))
-        ]
+        supplied = _supplied_tokens(evidence)
+        rest = [token for token in different if not (theirs[token] and supplied[token])]
         excepted = ", apart from what the prompt supplies" if len(rest) < len(different) else ""
         different = rest
     checks.append(f"{name} {'disagree' if different else 'agree'}{excepted}")
@@ -329,16 +329,19 @@ def _compare(
         yield Problem("disagreement", -1, report)
 
 
-def _is_supplied(evidence: Evidence, token: int) -> bool:
-    """Whether a token is within what the prompt for a trained turn supplies, all of which the text
-    has.
+def _supplied_tokens(evidence: Evidence) -> Bool:
+    """Tokens within what the prompt for a trained turn supplies, all of which the text has, bool
+    [tokens].
     """
-    begin, end = evidence.encoded.begins[token], evidence.encoded.ends[token]
-    return any(
-        turn.begin - len(turn.supplied) <= begin and end <= turn.begin
-        for message, turn in evidence.turns.items()
-        if message in evidence.mask.trained and turn.supplied == turn.opening
-    )
+    begins, ends = evidence.encoded.begins, evidence.encoded.ends
+    supplied = np.zeros(len(begins), np.bool_)
+    for message in evidence.mask.trained:
+        turn = evidence.turns.get(message)
+        if turn is not None and turn.supplied == turn.opening:
+            first = np.searchsorted(begins, turn.begin - len(turn.supplied), "left")
+            last = np.searchsorted(begins, turn.begin, "right")
+            supplied[first:last] |= ends[first:last] <= turn.begin
+    return supplied
 
 
 def _check_prompts(evidence: Evidence) -> Iterator[Problem]:

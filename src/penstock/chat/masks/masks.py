@@ -84,7 +84,7 @@ class _Whole(NamedTuple):
     rendered: Rendered
     turns: Mapping[int, Turn]
     settings: MaskSettings
-    trained: Sequence[int]
+    trained: frozenset[int]
     weights: Sequence[float]
     """Weight of each message if it is trained."""
 
@@ -114,7 +114,7 @@ def decide(
         rendered,
         turns,
         settings,
-        trained,
+        frozenset(trained),
         [1.0 if weight is None else weight for weight in weights],
     )
     roles = [message["role"] for message in conversation.messages]
@@ -358,28 +358,21 @@ def why_not(conversation: Conversation, message: int, settings: MaskSettings) ->
 
 
 def _terminator_weight(
-    policy: Terminators, message: int, trained: Sequence[int], weight: float
+    policy: Terminators, message: int, trained: Collection[int], weight: float
 ) -> float:
     if policy == "none":
         return 0.0
     if policy == "all":
         return weight if message in trained else 1.0
     if policy == "last":
-        return weight if trained and message == trained[-1] else 0.0
+        return weight if message == max(trained, default=-1) else 0.0
     return weight if message in trained else 0.0
 
 
 def reasoning_strokes(rendered: Rendered, turn: Turn) -> Iterator[Stroke]:
     """The reasoning of a turn at 0, with the tags around it."""
-    at, end = 0, None
-    for length, message, field, _, _, _ in rendered.runs:
-        at += length
-        if (
-            message == turn.message
-            and field == "reasoning_content"
-            and turn.pieces[0][0] < at <= turn.end
-        ):
-            end = at
+    ends = rendered.reasoning_ends.get(turn.message, ())
+    end = next((at for at in reversed(ends) if turn.pieces[0][0] < at <= turn.end), None)
     if end is not None and turn.produced:
         closing = _TAG.match(rendered.text, end, turn.end)
         yield turn.produced[0][0], closing.end() if closing else end, 0.0

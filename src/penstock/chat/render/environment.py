@@ -288,6 +288,12 @@ def _dumps(
     )
 
 
+_HELD = "_Namespace__attrs"
+"""Where Jinja's namespaces keep what they hold. Asked for directly: their own look-up of any name,
+even of `__class__`, is three calls of Python.
+"""
+
+
 @final
 class _Dict:
     """`dict(...)` in templates: calls, and `fromkeys`."""
@@ -311,7 +317,10 @@ class _Namespace(utils.Namespace):
 
     def __setitem__(self, name: str, value: object) -> None:
         _check_name(name)
-        utils.Namespace.__setitem__(self, name, value)
+        object.__getattribute__(self, _HELD)[name] = value
+
+
+_OF_JINJA = frozenset((_Namespace, runtime.LoopContext))
 
 
 def _check_name(name: object) -> None:
@@ -356,6 +365,14 @@ class ChatEnvironment(sandbox.ImmutableSandboxedEnvironment):
         """`obj.attribute`; quicker for texts and messages, where the sandbox would ask six
         questions.
         """
+        if type(obj) in _OF_JINJA and not attribute.startswith("_"):
+            if type(obj) is _Namespace:
+                held = object.__getattribute__(obj, _HELD)
+                if attribute in held:
+                    return held[attribute]
+            elif hasattr(obj, attribute):
+                return getattr(obj, attribute)
+            return self.undefined(obj=obj, name=attribute)
         if isinstance(obj, dict):
             if attribute not in _OF_DICTS and not attribute.startswith("_"):
                 return (
@@ -363,15 +380,17 @@ class ChatEnvironment(sandbox.ImmutableSandboxedEnvironment):
                 )
             if attribute in _SAFE[dict]:
                 return getattr(obj, attribute)
-        elif isinstance(obj, str):
-            if attribute in _SAFE[str]:
-                return getattr(obj, attribute)
-        elif isinstance(obj, _Namespace | runtime.LoopContext) and not attribute.startswith("_"):
-            try:
-                return getattr(obj, attribute)
-            except AttributeError:
-                return self.undefined(obj=obj, name=attribute)
+        elif isinstance(obj, str) and attribute in _SAFE[str]:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
+
+    def getitem(self, obj: object, argument: object) -> Any:
+        """`obj[argument]`; quicker for characters of a content that a template takes for a list of
+        parts (`part['type']`).
+        """
+        if isinstance(obj, str) and type(argument) is str and not hasattr(obj, argument):
+            return self.undefined(obj=obj, name=argument)
+        return super().getitem(obj, argument)
 
 
 @final

@@ -81,8 +81,8 @@ def _cut(whole: RenderedConversation, prompted: Sequence[int]) -> Iterator[_Exce
     roles = [message.get("role") for message in whole.messages]
     first = roles.index("assistant")
     questions = [number for number, role in enumerate(roles) if role == "user"]
-    last = questions[-1] if questions else len(roles)
     spoken = [number for number, role in enumerate(roles) if role == "assistant"]
+    ends = _ends(whole, questions[-1:], spoken[-1])
     starts = [number for number in spoken if roles[number - 1] != "assistant"]
     for begin in range(0, len(prompted), _REPLIES):
         replies = prompted[begin : begin + _REPLIES]
@@ -90,15 +90,32 @@ def _cut(whole: RenderedConversation, prompted: Sequence[int]) -> Iterator[_Exce
         low = max((start for start in starts if start <= low), default=first)
         following = bisect_left(spoken, replies[-1]) + 1 + _AFTER
         high = spoken[following] if following < len(spoken) else len(roles)
-        tail = range(max(last, high), min(_end_of_answer(roles, last), len(roles)))
-        if tail and roles[high - 1] == "user":
+        tail = [number for number in ends if number >= high]
+        if tail and roles[tail[0]] == roles[high - 1] == "assistant":
+            tail = []
+        if tail and roles[tail[0]] == roles[high - 1] == "user":
             high -= 1  # many templates want questions and answers in turn
+        elif tail and roles[tail[0]] == "user" != roles[high - 1]:
+            answer = spoken[bisect_left(spoken, questions[bisect_left(questions, high)]) - 1]
+            tail = [*([answer] if answer >= high else []), *tail]
         yield _Excerpt([*range(first), *range(low, high), *tail], replies)
 
 
-def _end_of_answer(roles: Sequence[object], question: int) -> int:
-    """One after the first reply to a question."""
-    return next((n + 1 for n in range(question, len(roles)) if roles[n] == "assistant"), len(roles))
+def _ends(whole: RenderedConversation, question: Sequence[int], last: int) -> Sequence[int]:
+    """The messages for which templates look ahead: the last question, and the answer at the end;
+    if the last reply is a call, the first reply to that question.
+
+    Args:
+        whole: The conversation.
+        question: Number of the last question; empty: there is none.
+        last: Number of the last reply.
+    """
+    messages = whole.messages
+    if not messages[last].get("tool_calls") and all(number < last for number in question):
+        return [*question, *range(last, len(messages))]
+    following = range(question[0] if question else len(messages), len(messages))
+    reply = next((n for n in following if messages[n].get("role") == "assistant"), len(messages))
+    return following[: reply - following.start + 1]
 
 
 def _turns_of(

@@ -299,6 +299,15 @@ class Rendered:
         return tuple(found)
 
     @cached_property
+    def reasoning_ends(self) -> Mapping[int, Sequence[int]]:
+        """Message → ends of the stretches of its reasoning, in order."""
+        ends: dict[int, list[int]] = {}
+        for words in self.words:
+            if words.field == "reasoning_content":
+                ends.setdefault(words.message, []).append(words.end)
+        return ends
+
+    @cached_property
     def first_words(self) -> Mapping[int, int]:
         """Message → first character of its text."""
         return {words.message: words.begin for words in reversed(self.words)}

@@ -17,9 +17,8 @@ from penstock.use.cli.help_pages import (
     GROUPS,
     VERBS,
     colourful,
-    examples_text,
     show_overview,
-    split_help,
+    show_verb,
 )
 
 if TYPE_CHECKING:
@@ -92,14 +91,16 @@ def build_app(arguments: list[str]) -> "typer.Typer":
             formatter.write(show_overview())
 
     class Verb(TyperCommand):
-        """Shows examples after the options."""
+        """Its help is a page of ours."""
 
         def format_help(self, ctx: Any, formatter: Any) -> None:
-            text = self.help or ""
-            self.help, examples = split_help(text)
-            super().format_help(ctx, formatter)
-            self.help = text
-            formatter.write(examples_text(examples, colours=colourful(sys.stdout)))
+            formatter.write(show_verb(self, ctx.command_path))
+
+    class Verbs(TyperGroup):
+        """Its help is a page of ours."""
+
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            formatter.write(show_verb(self, ctx.command_path))
 
     app = typer.Typer(
         name="penstock",
@@ -135,7 +136,7 @@ def build_app(arguments: list[str]) -> "typer.Typer":
         if hasattr(module, "app"):
             for command in module.app.registered_commands:
                 command.cls = Verb
-            app.add_typer(module.app, name=verb)
+            app.add_typer(module.app, name=verb, cls=Verbs)
         else:
             app.command(verb, cls=Verb)(module.run)
     return app
@@ -152,11 +153,32 @@ def _run(arguments: list[str]) -> int:
         # The page is plain data: nothing needs to be loaded for it.
         print(show_overview())
         return 0 if arguments else _WRONG
+    if (page := _help_of(arguments)) is not None:
+        print(page, end="")
+        return 0
     try:
         build_app(arguments)(args=arguments, prog_name="penstock")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
+
+
+def _help_of(arguments: list[str]) -> str | None:
+    """The page of a verb that is called for its help alone; None: it is called for more.
+
+    Typer would show the same page after it has parsed the line, for which it imports pydantic.
+    """
+    *words, last = arguments
+    if last not in ("--help", "-h") or not words or words[0] not in VERBS:
+        return None
+    from typer.main import get_command
+
+    command: Any = get_command(build_app(arguments))
+    for word in words:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            return None
+    return show_verb(command, " ".join(["penstock", *words]))
 
 
 def _with_flags(message: str, arguments: list[str]) -> str:

@@ -9,7 +9,6 @@ import typer
 import penstock as ps
 from penstock.core.errors import TokenizerError
 from penstock.core.terminal import safe_console, visible
-from penstock.tokenizers import Tokenizer
 from penstock.use.cli import used
 from penstock.use.cli.declared_options import Option, options, takes
 from penstock.use.cli.options import ESCAPED, FIELDS, SOURCES, AsJson, Given
