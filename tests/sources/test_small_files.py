@@ -92,9 +92,8 @@ def test_texts_are_put_together_even_if_they_are_few(tmp_path):
         (tmp_path / f"{number}.txt").write_text(f"text {number}\nEND\nmore {number}")
     (part,) = open_sources(str(tmp_path), separator="\nEND\n")
     assert isinstance(part, TextPart)
-    assert [one[2] for one in seen([part], False)] == sum(
-        ([f"text {number}", f"more {number}"] for number in range(3)), []
-    )
+    texts = [one[2] for one in seen([part], False)]
+    assert texts == [f"{word} {number}" for number in range(3) for word in ("text", "more")]
     (tmp_path / "1.txt").write_text("long" * (1 << 18))
     assert [len(part.files) for part in open_sources(str(tmp_path))] == [1, 1, 1]
 

@@ -76,9 +76,8 @@ def refuse_changes(plan: JsonObject, source: object, settings: PrepareSettings) 
     """Raise if the input has changed since the work began."""
     again = "run it again: unchanged parts are kept"
     try:
-        listed = [
-            one for path in paths_of(source) or () for one in list_files(path, settings.format)
-        ]
+        paths = paths_of(source) or ()
+        listed = [file for path in paths for file in list_files(path, settings.format)]
         if {file.key: file.version for file in listed} == plan["files"]:
             return  # the same files give the same parts; looking at each again takes much longer
         now = identity_of(open_parts(source, settings, False))

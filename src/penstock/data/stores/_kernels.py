@@ -45,7 +45,7 @@ def sum_words(address, num_bytes):
 
 @inline_kernel
 def continue_checksum(key, address, num_bytes):
-    """`bytes_checksum` of some blocks, whose key this is, and of the bytes that follow them (uint64,
+    """`bytes_checksum` of whole blocks, which gave this key, and of the bytes that follow (uint64,
     uint64, uint64 → uint64).
     """
     for begin in range(_0, num_bytes, _FILE_BLOCK):

@@ -191,7 +191,7 @@ def _wrong_size(path: Path, size: int, expected: int) -> CorruptionError:
 def checksum(data: Array) -> int:
     """Checksum of an array's bytes (see `_kernels.bytes_checksum`).
 
-    Of a mapped file, a stretch at a time is in the memory of this process.
+    Of a mapped file, a stretch at a time is in memory.
     """
     data = np.ascontiguousarray(data)
     key, address, size = np.uint64(data.nbytes), address_of(data), data.nbytes
@@ -203,8 +203,7 @@ def checksum(data: Array) -> int:
 
 
 def reading(data: Array, pieces: Iterable[T]) -> Iterator[T]:
-    """Pieces that are read from a mapped file, front to back; its pages do not stay in the memory of
-    this process.
+    """Pieces that are read from a mapped file, front to back; its pages do not stay in memory.
 
     Args:
         data: The result of `map_file`; pages of another array stay.
@@ -217,8 +216,9 @@ def reading(data: Array, pieces: Iterable[T]) -> Iterator[T]:
 
 
 def _let_go(data: Array) -> None:
-    if isinstance(data.base, Mapping):
-        data.base.let_go()
+    base: object = data.base
+    if isinstance(base, Mapping):
+        base.let_go()
 
 
 @contextmanager
