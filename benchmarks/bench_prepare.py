@@ -245,10 +245,13 @@ source, tokenizer, output, processes = sys.argv[1:]
 prepare(source, tokenizer=tokenizer, output=output, processes=int(processes), progress=False)
 """
 
-PEAK = OURS + """
+PEAK = (
+    OURS
+    + """
 import resource
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
+)
 
 WARM = """
 import sys, time
