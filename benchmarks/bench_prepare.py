@@ -7,7 +7,12 @@ it, and scaled to the whole; penstock is timed on the whole, start-up included. 
 is measured in one warm process with the memory settings of a worker, in turns with the encoding,
 medians of each. Prints JSON.
 
+With `--files`, the same lines lie in so many files, and in one: whole processes in turns, medians.
+With `--lines`, the memory for so many short lines, and for a tenth of them, in one process.
+
     python benchmarks/bench_prepare.py --mb 1000 --tokenizer tokenizer.json
+    python benchmarks/bench_prepare.py --mb 30 --files 2000 --tokenizer tokenizer.json
+    python benchmarks/bench_prepare.py --mb 30 --lines 1000000 --tokenizer tokenizer.json
 """
 
 import argparse
@@ -21,9 +26,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
-from common import against, with_json
+from common import against, take_turns, with_json
 from penstock import train_tokenizer
 from penstock.data.prepare.pool import WORKER_MEMORY
 from penstock.data.sources import open_sources, read_texts
@@ -51,9 +57,12 @@ def main() -> None:
     options.add_argument(
         "--repeats", type=int, default=5, help="turns of what is not encoding and what is"
     )
+    options.add_argument("--files", type=int, help="compare so many small files with one")
+    options.add_argument("--lines", type=int, help="measure the memory for so many short lines")
     chosen = with_json(options).parse_args()
+    measure = compare_files if chosen.files else measure_memory if chosen.lines else run
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(run(Path(folder), chosen), indent=1))
+        print(json.dumps(measure(Path(folder), chosen), indent=1))
 
 
 def run(folder: Path, chosen: argparse.Namespace) -> dict[str, float]:
@@ -90,6 +99,77 @@ def run(folder: Path, chosen: argparse.Namespace) -> dict[str, float]:
         "datasets_cpu_s_scaled": peer_whole,
         "ratio": peer_whole / ours,
         "ratio_without_start": (peer_whole - peer_start) / (ours - start),
+    }
+
+
+def compare_files(folder: Path, chosen: argparse.Namespace) -> dict[str, float]:
+    """The same records in many files and in one."""
+    whole, many = folder / "whole.jsonl", folder / "many"
+    texts = find_texts(chosen.source or [sys.prefix, sys.base_prefix, "/usr"], chosen.mb * 1e6)
+    write_jsonl(whole, texts, chosen.mb * 1e6)
+    tokenizer = chosen.tokenizer or train(folder, whole)
+    records = in_pieces(whole, chosen.files)
+    for number, record in enumerate(records):
+        place = many / f"{number // 1000:04}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number:07}.jsonl").write_bytes(record)
+    whole.write_bytes(b"".join(records))
+
+    def spent(source: Path) -> float:
+        shutil.rmtree(folder / "shards", ignore_errors=True)
+        return cpu_seconds(OURS, source, tokenizer, folder / "shards", chosen.processes)[0]
+
+    rivals = {"many": lambda: spent(many), "one": lambda: spent(whole)}
+    seconds = take_turns(rivals, chosen.repeats)
+    spent(many)
+    manifest = json.loads((folder / "shards" / "manifest.json").read_bytes())
+    return {
+        "files": len(records),
+        "mb": whole.stat().st_size / 1e6,
+        "many_files_cpu_s": seconds["many"],
+        "one_file_cpu_s": seconds["one"],
+        "ratio": seconds["many"] / seconds["one"],
+        "shards": len(manifest["shards"]),
+    }
+
+
+def in_pieces(whole: Path, count: int) -> list[bytes]:
+    """The records of a file, as equal as may be in `count` files; cut where there are too few."""
+    lines = whole.read_bytes().splitlines(keepends=True)
+    if len(lines) < count:
+        text = "".join(json.loads(line)["text"] for line in lines)
+        size = len(text) // count
+        lines = [
+            json.dumps({"text": text[at : at + size]}).encode() + b"\n"
+            for at in range(0, size * count, size)
+        ]
+    ends = [number * len(lines) // count for number in range(count + 1)]
+    return [b"".join(lines[begin:end]) for begin, end in pairwise(ends)]
+
+
+def measure_memory(folder: Path, chosen: argparse.Namespace) -> dict[str, float]:
+    """Bytes of memory that each further line takes, at the most."""
+    source = folder / "texts.jsonl"
+    texts = find_texts(chosen.source or [sys.prefix, sys.base_prefix, "/usr"], chosen.mb * 1e6)
+    write_jsonl(source, texts, chosen.mb * 1e6)
+    tokenizer = chosen.tokenizer or train(folder, source)
+    text = "".join(json.loads(line)["text"] for line in source.read_bytes().splitlines())
+    peaks = []
+    for count in (chosen.lines // 10, chosen.lines):
+        with open(source, "w") as stream:
+            for number in range(count):
+                at = number * 293 % (len(text) - 60)
+                stream.write(json.dumps({"id": number, "text": text[at : at + 60]}) + "\n")
+        for _ in range(2):  # kernels are compiled in the first
+            shutil.rmtree(folder / "shards", ignore_errors=True)
+            peak, _ = cpu_seconds(PEAK, source, tokenizer, folder / "shards", 1)
+        peaks.append(peak)
+    added = chosen.lines - chosen.lines // 10
+    return {
+        "lines": chosen.lines,
+        "mb_of_a_tenth": peaks[0] / 1e6,
+        "mb": peaks[1] / 1e6,
+        "bytes_a_line": (peaks[1] - peaks[0]) / added,
     }
 
 
@@ -139,8 +219,8 @@ def train(folder: Path, texts: Path) -> str:
 def cpu_seconds(
     code: str, source: Path, tokenizer: str, output: Path, processes: int
 ) -> tuple[float, float]:
-    """CPU and wall seconds of a child process and its children; a line that it prints replaces the
-    CPU time.
+    """CPU and wall seconds of a child process and its children; what it prints replaces the CPU
+    time.
     """
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     arguments = [str(source), str(tokenizer), str(output), str(processes)]
@@ -164,6 +244,14 @@ from penstock import prepare
 source, tokenizer, output, processes = sys.argv[1:]
 prepare(source, tokenizer=tokenizer, output=output, processes=int(processes), progress=False)
 """
+
+PEAK = (
+    OURS
+    + """
+import resource
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+)
 
 WARM = """
 import sys, time

@@ -9,7 +9,9 @@ from penstock.core.compiled import address_of, kernel
 from penstock.data.shards.format import _batch_kernels as b
 from penstock.data.shards.format import _check_kernels as check
 from penstock.data.shards.format import _kernels as k
+from penstock.data.stores import files
 from penstock.data.stores._kernels import MULTIPLIERS, bytes_checksum
+from penstock.data.stores.files import checksum, map_file
 
 MASK = 2**64 - 1
 GOLDEN_MULTIPLIERS = [2700845547, 3680066521, 341518763, 4179810097]
@@ -262,6 +264,31 @@ def test_bytes_checksum_equals_twin(data):
     for at in range(0, len(data), 1024):
         key = slow_mix(key, slow_sum(data[at : at + 1024]))
     assert bytes_checksum(address(np.frombuffer(data, np.uint8)), np.uint64(len(data))) == key
+    assert checksum(np.frombuffer(data, np.uint8)) == key
+
+
+def resident(data):
+    """Bytes of a mapped file that count as memory of this process."""
+    begin = f"{address(data):x}-"
+    with open("/proc/self/smaps") as lines:
+        while not next(lines).startswith(begin):
+            pass
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Rss:"))
+
+
+def test_a_mapped_file_does_not_stay_in_memory(tmp_path, monkeypatch):
+    data = np.random.default_rng(0).integers(256, size=(9 << 20) + 13, dtype=np.uint8)
+    data.tofile(tmp_path / "file")
+    mapped = map_file(tmp_path / "file")
+    monkeypatch.setattr(files, "STRETCH_BYTES", 1 << 14)
+    assert checksum(mapped) == bytes_checksum(address(data), np.uint64(len(data)))
+    assert resident(mapped) == 0
+    most = 0
+    for begin in files.reading(mapped, range(0, len(mapped), 1 << 15)):
+        assert mapped[begin] == data[begin]
+        most = max(most, resident(mapped))
+    assert 0 < most < 4 << 20
+    assert np.array_equal(mapped, data)
 
 
 @settings(deadline=None)

@@ -144,7 +144,7 @@ def test_plain_text_files_are_documents(tmp_path):
         "c.txt:1: byte 0xff on line 2 is not UTF-8 (invalid start byte)",
         "d.txt:1: the document is empty; expected: at least one character",
     ]
-    assert len(open_sources(tmp_path, part_bytes=6)) == 3
+    assert len(open_sources(tmp_path, part_bytes=6)) == 4
 
 
 @pytest.mark.parametrize("block_bytes", [1, 3, 1000])

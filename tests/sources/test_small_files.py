@@ -1,23 +1,27 @@
 """An input of many small files has few parts, and reads as each file alone does."""
 
 import json
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.data.sources import Fields, open_sources, small_files
-from penstock.data.sources.finding import find_files
+from penstock.data.sources.files import FilePart, SourceFile
 from penstock.data.sources.json_files import number_lines
-from penstock.data.sources.small_files import SmallFiles, join_small
+from penstock.data.sources.small_files import SmallFiles, group_ends, join_small
+from penstock.data.sources.text import TextPart
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    """Inputs of more than four files are put together."""
+    """Inputs of more than four files are put together, in groups of up to 1 MiB."""
     monkeypatch.setattr(small_files, "FEW_FILES", 4)
+    monkeypatch.setattr(small_files, "SMALLEST", 1 << 20)
 
 
 def write(folder, form, number):
@@ -83,24 +87,67 @@ def test_formats_are_kept_apart(tmp_path):
     assert [len(part.files) for part in open_sources(str(tmp_path), fields=Fields())] == [2, 2, 2]
 
 
-class Sized(small_files.FilePart):
-    size_bytes = 1 << 17
+def test_texts_are_put_together_even_if_they_are_few(tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}\nEND\nmore {number}")
+    (part,) = open_sources(str(tmp_path), separator="\nEND\n")
+    assert isinstance(part, TextPart)
+    texts = [one[2] for one in seen([part], False)]
+    assert texts == [f"{word} {number}" for number in range(3) for word in ("text", "more")]
+    (tmp_path / "1.txt").write_text("long" * (1 << 18))
+    assert [len(part.files) for part in open_sources(str(tmp_path))] == [1, 1, 1]
 
 
-def test_another_file_changes_the_groups_near_it(tmp_path, monkeypatch):
-    ends = (
-        small_files._ends_group
-    )  # of the name alone: where groups end does not depend on the folder of the test
-    monkeypatch.setattr(small_files, "_ends_group", lambda key: ends(Path(key).name))
-    for number in range(400):
-        (tmp_path / f"{number:04}.jsonl").write_text('{"text": "a"}\n')
-    parts = [Sized(file) for file in find_files(str(tmp_path))]
+@dataclass(frozen=True, slots=True)
+class Sized(FilePart):
+    @property
+    def size_bytes(self):
+        return self.file.size_bytes
 
-    def groups(some):
-        joined = list(join_small(some, [part.size_bytes for part in some], 64 << 20))
-        return {tuple(part.files) for part in joined}
 
-    whole = groups(parts)
-    assert 400 // 128 <= len(whole) <= 400 // 25
-    changed = [len(groups(parts[:one] + parts[one + 1 :]) - whole) for one in range(0, 400, 7)]
-    assert np.mean(changed) < 2
+def sized(sizes):
+    return [Sized(SourceFile(f"{n:05}.jsonl", size, "")) for n, size in enumerate(sizes)]
+
+
+def slow_groups(parts, limit):
+    """The groups, by the rule as it is written."""
+    rest = list(range(len(parts)))
+    while sum(parts[n].size_bytes for n in rest) > limit:
+        sums = [sum(parts[n].size_bytes for n in rest[: k + 1]) for k in range(len(rest))]
+        fit = [k for k, total in enumerate(sums) if total <= limit]
+        late = [k for k in fit if sums[k] >= limit // 2] or fit[-1:]
+        end = min(late, key=lambda k: small_files._hash(parts[rest[k]].file.key))
+        yield rest[0], rest[end] + 1
+        rest = rest[end + 1 :]
+    yield rest[0], len(parts)
+
+
+@given(st.lists(st.integers(0, 19), min_size=1, max_size=60), st.integers(20, 60))
+def test_where_groups_end(sizes, limit):
+    parts = sized(sizes)
+    groups = list(group_ends(parts, limit))
+    assert groups == list(slow_groups(parts, limit))
+    assert [n for begin, end in groups for n in range(begin, end)] == list(range(len(parts)))
+    assert all(sum(sizes[begin:end]) <= limit for begin, end in groups)
+
+
+def groups_of(parts):
+    joined = join_small(parts, [part.size_bytes for part in parts], 64 << 20)
+    return {tuple(part.files) for part in joined}
+
+
+def test_another_file_changes_the_groups_near_it():
+    parts = sized([*(1 << 17, 1 << 12, 0), *(1 << 14,) * 5] * 250)
+    whole = groups_of(parts)
+    total = sum(part.size_bytes for part in parts)
+    assert total / (1 << 20) <= len(whole) <= 2 * total / (1 << 20) + 1
+    changed = [len(groups_of(parts[:n] + parts[n + 1 :]) - whole) for n in range(0, 2000, 61)]
+    assert max(changed) < len(whole) / 2
+    assert np.mean(changed) < 2.5
+
+
+def test_more_input_changes_few_groups():
+    parts = sized([1 << 15] * 6000)
+    whole = groups_of(parts[:5900])
+    assert len(whole) > 64
+    assert len(groups_of(parts) - whole) < len(whole) / 3

@@ -183,9 +183,13 @@ def read_head(file: SourceFile, amount: int) -> bytes:
     Raises:
         RecordError: The file is gone, or may not be read; or its store cannot be read.
     """
-    with closing(open_random(file, ahead=False)) as raw, suppress(Unreadable, OSError):
-        data: bytes = raw.read(min(amount, file.size_bytes))
-        return data
+    with suppress(Unreadable, OSError):
+        if not file.is_remote:
+            with open_ranges(file) as read:
+                return read(0, min(amount, file.size_bytes))
+        with closing(open_random(file, ahead=False)) as raw:
+            data: bytes = raw.read(min(amount, file.size_bytes))
+            return data
     return b""
 
 

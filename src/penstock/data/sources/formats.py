@@ -86,8 +86,21 @@ def with_formats(
     return [(file, kind) for file, kind, _ in found]
 
 
+def list_files(spec: str | os.PathLike[str], format: str | None) -> list[SourceFile]:
+    """All files at a place, as they are now; none of them is opened.
+
+    Raises:
+        RecordError: There is none.
+    """
+    return _saved_at(spec, format) or find_files(spec)
+
+
+def _saved_at(spec: str | os.PathLike[str], format: str | None) -> list[SourceFile] | None:
+    return find_saved(spec) if format in (None, "arrow") else None
+
+
 def _found_at(spec: str | os.PathLike[str], format: str | None, notice: Notice) -> Iterator[Found]:
-    saved = find_saved(spec) if format in (None, "arrow") else None
+    saved = _saved_at(spec, format)
     if saved is not None:
         yield from ((file, "arrow", "") for file in saved)
         return

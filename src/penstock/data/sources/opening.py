@@ -208,8 +208,6 @@ def _cut(
     size: int,
     damaged: OnDamage,
 ) -> Iterator[Part]:
-    texts: list[SourceFile] = []
-    waiting = 0
     for file, kind in files:
         if kind == "text" and fields.whole:
             raise ConfigError(
@@ -217,22 +215,12 @@ def _cut(
                 "Parquet, Arrow or CSV"
             )
         if kind == "text":
-            texts.append(file)
-            waiting += file.size_bytes
-            if waiting >= size:
-                yield TextPart(tuple(texts), fields, separator)
-                texts, waiting = [], 0
-            continue
-        if texts:
-            yield TextPart(tuple(texts), fields, separator)
-            texts, waiting = [], 0
-        if kind in ("csv", "tsv"):
+            yield TextPart((file,), fields, separator)
+        elif kind in ("csv", "tsv"):
             between = delimiter or ("\t" if kind == "tsv" else ",")
             yield from cut_csv(file, fields, between, size, damaged)
         else:
             yield from _cut_file(file, kind, fields, size, damaged)
-    if texts:
-        yield TextPart(tuple(texts), fields, separator)
 
 
 def _cut_file(

@@ -1,10 +1,14 @@
 """Many small files as a few parts: each part costs a shard, some files of the preparation, and
 milliseconds.
 
-Whole files that follow each other are put together, up to a size that depends on the input. An
-input of few files keeps a part for each, so that a changed file is prepared alone. A group also
-ends at every eighth file or so, chosen by a hash of its path, once it has a quarter of that size.
-So one more file changes the groups near it, not all of them.
+Whole files that follow each other are put together. An input of few files keeps a part for each, so
+that a changed file is prepared alone. A group ends between half of its greatest size and all of it,
+at the file whose path has the smallest hash there: groups that begin at different files soon end at
+the same one. So one more file changes the groups near it, not all that follow, and a slightly
+greater size, because there is more input, changes few.
+
+Source: content-defined chunks, here of files instead of bytes (Bjørner, Blass, Gurevich,
+"Content-dependent chunking for differential compression, the local maximum approach", 2010).
 """
 
 import hashlib
@@ -16,15 +20,16 @@ from typing import Any, final
 import numpy as np
 import pyarrow as pa
 
-from penstock.data.sources.files import Extent, FilePart, SourceFile
+from penstock.data.sources.files import Extent, SourceFile
 from penstock.data.sources.lines import BLOCK_BYTES, BLOCK_LINES
 from penstock.data.sources.objects import ObjectBlock
 from penstock.data.sources.records import OnDamage, RecordBlock, Weights, stop_at_damage
+from penstock.data.sources.text import TextPart
 
 FEW_FILES = 256
-"""Maximum number of files that are left apart."""
-SMALLEST, LARGEST = 1 << 20, 64 << 20
-"""Raw bytes at which a group ends, at the least and at the most."""
+"""Maximum number of files that are left apart; those of plain text never are."""
+SMALLEST, GROUPS = 8 << 20, 64
+"""Groups of an input, about, and raw bytes of a group, at the least: what is worth a process."""
 
 
 @final
@@ -86,43 +91,47 @@ def join_small(parts: Iterable[Any], sizes: Sequence[int], part_bytes: int) -> I
         sizes: Raw bytes of each file of the input.
         part_bytes: Most raw bytes of a part of several files.
     """
-    if len(sizes) <= FEW_FILES:
-        yield from parts
-        return
-    limit = SMALLEST  # by doubling, so that it rarely changes as an input grows
-    while limit < LARGEST and limit * FEW_FILES < sum(sizes):
-        limit *= 2
-    limit = min(limit, part_bytes)
-    group: list[Any] = []
-    size = 0
-    for _, some in groupby(parts, key=_file_of):
-        part, *others = some
-        is_small = not others and _file_of(part) != id(part) and part.size_bytes < limit
-        if group and not (is_small and type(part) is type(group[0])):
-            yield _as_part(group)
-            group, size = [], 0
-        if not is_small:
-            yield from (part, *others)
+    limit = min(max(sum(sizes) // GROUPS, SMALLEST), part_bytes)
+    is_few = len(sizes) <= FEW_FILES
+    whole = (list(some) for _, some in groupby(parts, key=lambda part: part.sources))
+
+    def kind(some: Sequence[Any]) -> type | None:
+        """What may be put together with others of the kind; None: nothing."""
+        part = some[0]
+        is_small = len(some) == len(part.sources) == 1 and part.size_bytes < limit
+        return type(part) if is_small and (isinstance(part, TextPart) or not is_few) else None
+
+    for alike, run in groupby(whole, key=kind):
+        listed = [part for some in run for part in some]
+        if alike is None:
+            yield from listed
             continue
-        group.append(part)
-        size += part.size_bytes
-        if size >= limit or (4 * size >= limit and _ends_group(part.file.key)):
-            yield _as_part(group)
-            group, size = [], 0
-    if group:
-        yield _as_part(group)
+        for begin, end in group_ends(listed, limit):
+            yield _as_part(listed[begin:end])
 
 
-def _file_of(part: object) -> object:
-    return part.file if isinstance(part, FilePart) else id(part)
+def group_ends(parts: Sequence[Any], limit: int) -> Iterator[tuple[int, int]]:
+    """The groups [begin, end) of small files, of at most `limit` raw bytes each."""
+    places = np.cumsum([0, *(part.size_bytes for part in parts)])
+    hashes = [_hash(part.sources[0].key) for part in parts]
+    begin = 0
+    while places[-1] - places[begin] > limit:
+        last = int(np.searchsorted(places, places[begin] + limit, "right")) - 1
+        first = min(int(np.searchsorted(places, places[begin] + limit // 2)), last)
+        end = min(range(max(first, begin + 1), last + 1), key=lambda end: hashes[end - 1])
+        yield begin, end
+        begin = end
+    yield begin, len(parts)
 
 
-def _as_part(group: Sequence[object]) -> object:
+def _as_part(group: Sequence[Any]) -> object:
+    if len(group) > 1 and isinstance(group[0], TextPart):
+        return replace(group[0], sources=tuple(part.sources[0] for part in group))
     return group[0] if len(group) == 1 else SmallFiles(tuple(group))
 
 
-def _ends_group(key: str) -> bool:
-    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=1).digest()[0] % 8 == 0
+def _hash(key: str) -> bytes:
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 def _gathered(files: Iterable[Iterator[Any]], join: Callable[[list[Any]], Any]) -> Iterator[Any]:

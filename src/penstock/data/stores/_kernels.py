@@ -43,15 +43,22 @@ def sum_words(address, num_bytes):
     return total
 
 
-@kernel
-def bytes_checksum(address, num_bytes):
-    """Checksum of a whole file or buffer: its blocks of 1,024 bytes, chained (uint64, uint64 →
-    uint64).
+@inline_kernel
+def continue_checksum(key, address, num_bytes):
+    """`bytes_checksum` of whole blocks, which gave this key, and of the bytes that follow (uint64,
+    uint64, uint64 → uint64).
     """
-    key = num_bytes
     for begin in range(_0, num_bytes, _FILE_BLOCK):
         key = mix(
             key,
             sum_words(address + np.uint64(begin), min(_FILE_BLOCK, num_bytes - np.uint64(begin))),
         )
     return key
+
+
+@kernel
+def bytes_checksum(address, num_bytes):
+    """Checksum of a whole file or buffer: its blocks of 1,024 bytes, chained from its size (uint64,
+    uint64 → uint64).
+    """
+    return continue_checksum(num_bytes, address, num_bytes)

@@ -13,10 +13,10 @@ import os
 import shutil
 import stat
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import final
+from typing import TypeVar, final
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -27,7 +27,7 @@ from penstock.core.errors import ConfigError, CorruptionError, OutputError, Pens
 from penstock.core.folders import local_path
 from penstock.core.json_values import JsonValue
 from penstock.core.system import explain_cut_files, handlers, limit_cure, mapped, too_many_files
-from penstock.data.stores._kernels import bytes_checksum
+from penstock.data.stores._kernels import continue_checksum
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -40,7 +40,15 @@ libc.mmap.argtypes = (
     ctypes.c_long,
 )
 libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 FAILED = ctypes.c_void_p(-1).value
+
+STRETCH_BYTES = 4 << 20
+"""Bytes of a file of which the checksum is made at once; a multiple of the kernel's blocks."""
+PIECES_HELD = 64
+"""Pieces that are read of a mapped file before its pages are let go."""
+
+T = TypeVar("T")
 
 
 @final
@@ -73,6 +81,12 @@ class Mapping:
         if not handlers:
             explain_cut_files(traces=False)
         mapped.add(self)
+
+    def let_go(self) -> None:
+        """Let the system take the pages back; what is read again comes from its cache, or the
+        disk.
+        """
+        libc.madvise(self._address, self.size, mmap.MADV_DONTNEED)
 
     @property
     def __array_interface__(self) -> dict[str, object]:
@@ -175,9 +189,36 @@ def _wrong_size(path: Path, size: int, expected: int) -> CorruptionError:
 
 
 def checksum(data: Array) -> int:
-    """Checksum of an array's bytes (see `_kernels.bytes_checksum`)."""
+    """Checksum of an array's bytes (see `_kernels.bytes_checksum`).
+
+    Of a mapped file, a stretch at a time is in memory.
+    """
     data = np.ascontiguousarray(data)
-    return int(bytes_checksum(np.uint64(address_of(data)), np.uint64(data.nbytes)))
+    key, address, size = np.uint64(data.nbytes), address_of(data), data.nbytes
+    for begin in range(0, size, STRETCH_BYTES):
+        amount = np.uint64(min(STRETCH_BYTES, size - begin))
+        key = np.uint64(continue_checksum(key, np.uint64(address + begin), amount))
+        _let_go(data)
+    return int(key)
+
+
+def reading(data: Array, pieces: Iterable[T]) -> Iterator[T]:
+    """Pieces that are read from a mapped file, front to back; its pages do not stay in memory.
+
+    Args:
+        data: The result of `map_file`; pages of another array stay.
+        pieces: What is read, such as something of each batch of a shard.
+    """
+    for number, piece in enumerate(pieces, start=1):
+        yield piece
+        if number % PIECES_HELD == 0:
+            _let_go(data)
+
+
+def _let_go(data: Array) -> None:
+    base: object = data.base
+    if isinstance(base, Mapping):
+        base.let_go()
 
 
 @contextmanager

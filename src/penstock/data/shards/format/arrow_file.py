@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 
 from penstock.core.arrays import Array
 from penstock.core.errors import FormatError
+from penstock.data.stores.files import reading
 
 _MARK = b"ARROW1"
 _SCHEMA, _RECORD_BATCH = 1, 3
@@ -77,7 +78,7 @@ def _read(data: Array, schema: pa.Schema) -> list[BatchPlaces]:
         raise ValueError("it has dictionaries")
     return [
         _batch(data, offset, head, body)
-        for offset, head, _, body in footer.structs(3, _BLOCK).tolist()
+        for offset, head, _, body in reading(data, footer.structs(3, _BLOCK).tolist())
     ]
 
 

@@ -11,6 +11,7 @@ from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.data.shards.format import _kernels as k
 from penstock.data.shards.format.arrow_file import BatchPlaces, read_places
+from penstock.data.stores.files import reading
 
 SPAN = np.dtype([("begin", "<u4"), ("end", "<u4"), ("loss_weight", "<f4")])
 """A half-open range of a document's tokens, and their loss weight."""
@@ -166,7 +167,7 @@ def batch_positions(data: Array, layout: ShardLayout, documents: int) -> Array:
             f"its batches are not those of {documents:,} documents; was the Arrow library changed?"
         )
     table = np.zeros(len(batches), k.BATCH)
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(reading(data, batches)):
         _read_line(data, layout, batch, table[number : number + 1])
     return table
 

@@ -48,6 +48,7 @@ from penstock.data.stores.files import (
     map_file,
     map_numbers,
     output_errors,
+    reading,
     sync,
     write_file,
     write_json,
@@ -352,13 +353,14 @@ def fingerprint_pieces(
                 yield 1, portable(found.view(IMAGE)) if name == IMAGES else found.data
 
 
-def _pieces(folder: Path, shard: ShardInfo, layout: ShardLayout) -> Iterable[tuple[int, Any]]:
+def _pieces(folder: Path, shard: ShardInfo, layout: ShardLayout) -> Iterator[tuple[int, Any]]:
     path = folder / shard.file
     if not path.is_file():
-        return fingerprint_of(path)
-    return fingerprint_pieces(
-        map_file(path), side_batches(folder, shard), side_lengths(folder, shard), layout
-    )
+        yield from fingerprint_of(path)
+        return
+    data, batches = map_file(path), side_batches(folder, shard)
+    pieces = fingerprint_pieces(data, batches, side_lengths(folder, shard), layout)
+    yield from reading(data, pieces)
 
 
 def _asset_checksum(shard: Path) -> tuple[str, int]:
