@@ -20,10 +20,10 @@ from penstock.plan.loader.step_planner import StepPlan
 
 AHEAD_STEPS = 256
 """Steps that are planned ahead, at most."""
-GROUP_STEPS, GROUP_SHARE = 32, 8
+GROUP_STEPS, GROUP_SHARE = 32, 16
 """Steps whose units are asked for, and let go, together: at most so many, and at most this part of
-the bytes that are planned ahead, an eighth. The first ones are alone, then two, four, …: the first
-step must not wait for others.
+the bytes that are planned ahead, a sixteenth. The first is alone, the next are two, four, …: the
+first step must not wait for others.
 """
 _LOOK_SECONDS = 0.1
 _ALL_SECONDS = 0.5

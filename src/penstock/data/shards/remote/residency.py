@@ -2,8 +2,9 @@
 back what is old.
 
 The shards lie in the cache folder as sparse files of their full size, which are mapped once. A unit
-is requested by ranges, written into its place, checked against its checksums, and then noted as
-present (`unit_record`): what a killed process had begun counts as absent. Beyond the budget, the
+is requested by ranges, alone or with others (`stretches`), written into its place, checked against
+its checksums, and then noted as present (`unit_record`): what a killed process had begun counts as
+absent. Beyond the budget, the
 units that were used least recently go: their pages become holes, so that the disk shrinks although
 the files stay mapped. A unit that is wanted or read by any process stays.
 
@@ -98,12 +99,7 @@ class Residency:
         line = Line()
         self._fetcher = UnitFetcher(store, self._shards, table, units, stamps, line)
         self._stretches = Stretches(
-            self._record,
-            units,
-            self._mine,
-            self._pins,
-            self.stored_bytes / max(units.runs, 1),
-            line,
+            self._record, units, self._mine, self._pins, self.stored_bytes, line
         )
         self._has_warned = False
 
@@ -151,19 +147,7 @@ class Residency:
         """Mean bytes on the disk that a run of documents takes alone, with its spans and columns;
         of up to 64 runs.
         """
-        runs = (
-            {self.units.runs * number // 64 for number in range(64)} if self.units.runs else set()
-        )
-        kinds = (TOKENS, SPANS, EXTRAS)
-        self.units.need_lengths(np.array(sorted(runs), np.int64))
-        sizes = [
-            sum(
-                self.units.size(unit)
-                for unit in self.units.of(np.arange(*self.units.documents(run)), kinds).tolist()
-            )
-            for run in runs
-        ]
-        return -(-sum(sizes) // max(len(sizes), 1))
+        return self.units.run_bytes((TOKENS, SPANS, EXTRAS))
 
     # What callers use.
 
@@ -223,6 +207,7 @@ class Residency:
                     stretch = self._stretches.of(unit, may_add=may_wait is not None and self._fits)
                     reserved = sum(map(self.units.size, stretch))
                     if len(stretch) > 1 and not self._eviction.reserve(reserved, len(stretch)):
+                        self._stretches.came(stretch)
                         stretch, reserved = range(unit, unit + 1), self.units.size(unit)
                     if len(stretch) == 1 and not self._reserve(unit, reserved, may_wait):
                         continue
@@ -256,12 +241,11 @@ class Residency:
         for unit in stretch:
             self._errors.pop(unit, None)
         try:
-            if len(stretch) == 1:
-                self._threads.submit(self._bring, stretch.start, reserved)
-            else:
-                self._threads.submit(self._bring_together, stretch, reserved)
+            bring = self._bring if len(stretch) == 1 else self._bring_together
+            self._threads.submit(bring, stretch, reserved)
         except RuntimeError as error:  # the process ends; whoever waits must not wait for ever
             self._coming -= 1
+            self._stretches.came(stretch)
             self._mine[stretch.start : stretch.stop] = NOT_HERE
             self._errors.update(dict.fromkeys(stretch, error))
             self._changed.notify_all()
@@ -408,6 +392,7 @@ class Residency:
         wanted = stretch.start + np.flatnonzero(self._pins[part])
         others = stretch.start + np.flatnonzero(self._pins[part] == 0)
         self._coming -= 1
+        self._stretches.came(stretch)
         if is_here:
             record.states[part] = PRESENT
             record.account(0, begun=-len(stretch))
@@ -423,8 +408,8 @@ class Residency:
         self._mine[others] = NOT_HERE
         self._changed.notify_all()
 
-    def _bring(self, unit: int, reserved: int) -> None:
-        error: BaseException | None = None
+    def _bring(self, stretch: range, reserved: int) -> None:
+        (unit,), error = stretch, None
         try:
             self._lock_present(unit, reserved)
         except BaseException as caught:

@@ -23,6 +23,8 @@ WANTED_BYTES = 1 << 20
 """Bytes of wanted runs that come in one request, at most."""
 AROUND_BYTES = 8 << 20
 """Bytes that come in one request where the line has no limits, at most."""
+_LARGE, _SMALLER = 8, 4
+"""While eight such requests are under way, others are for a quarter: their bytes are in memory."""
 UNUSED = 8
 """Runs that nobody wanted yet are at most this many times as many as those that were wanted."""
 _FAST_SECONDS, _FAST_RATE = 1e-3, 100e6
@@ -83,7 +85,7 @@ class Stretches:
         units: What they consist of.
         states: uint8 [units], of this process, as in `Eviction`.
         pins: int32 [units], how often each is wanted by this process.
-        run_bytes: Mean bytes of a run.
+        stored_bytes: Of all shards.
         line: The line to the store.
     """
 
@@ -93,17 +95,19 @@ class Stretches:
         units: UnitMap,
         states: Array,
         pins: Annotated[Int32, "units"],
-        run_bytes: float,
+        stored_bytes: int,
         line: Line,
     ) -> None:
         self._record, self._units, self._states, self._pins = record, units, states, pins
         self._together, self._around = (
-            max(int(size / max(run_bytes, 1)), 1) for size in (WANTED_BYTES, AROUND_BYTES)
+            max(size * units.runs // max(stored_bytes, 1), 1)
+            for size in (WANTED_BYTES, AROUND_BYTES)
         )
         self._line = line
         self._is_unused = np.zeros(units.runs, np.bool_)
         """[runs] came with another run, and was not wanted since."""
         self._unused = self._used = 0
+        self._under_way = 0
 
     def want(self, units: Annotated[Int64, "units"]) -> None:
         """Count what came before it was wanted as used."""
@@ -113,8 +117,13 @@ class Stretches:
             self._is_unused[found] = False
             self._unused, self._used = self._unused - len(found), self._used + len(found)
 
+    def came(self, stretch: range) -> None:
+        """What `of` found is here, or cannot come."""
+        self._under_way -= len(stretch) > 1
+
     def of(self, unit: int, *, may_add: bool) -> range:
-        """The units that come with an absent one, in one request.
+        """The units that come with an absent one, in one request; the caller calls `came` for
+        several.
 
         Args:
             unit: Its number.
@@ -122,18 +131,23 @@ class Stretches:
         """
         if unit >= self._units.runs:
             return range(unit, unit + 1)
-        self._used += 1
-        room = UNUSED * self._used - self._unused
+        room = UNUSED * (self._used + 1) - self._unused
         if may_add and room > 0 and self._line.is_fast:
-            begin = unit // self._around * self._around
-            found = self._absent(unit, max(begin, unit - room), begin + self._around)
-            found = range(found.start, min(found.stop, unit + max(room, 1)))
-            added = np.arange(found.start, found.stop)[self._pins[found.start : found.stop] == 0]
-            self._is_unused[added] = True
-            self._unused += len(added)
-            self._used += len(found) - len(added) - 1
-            return found
-        return self._absent(unit, unit, unit + self._together, only_wanted=True)
+            size = self._around
+            if self._under_way >= _LARGE:
+                size = max(size // _SMALLER, 1)
+            begin = unit // size * size
+            found = self._absent(unit, max(begin, unit - room), min(begin + size, unit + room))
+        else:
+            found = self._absent(unit, unit, unit + self._together, only_wanted=True)
+        self._under_way += len(found) > 1
+        added = found.start + np.flatnonzero(self._pins[found.start : found.stop] == 0)
+        self._is_unused[added] = True
+        self._unused, self._used = (
+            self._unused + len(added),
+            self._used + len(found) - len(added),
+        )
+        return found
 
     def _absent(self, unit: int, begin: int, end: int, *, only_wanted: bool = False) -> range:
         """The longest range of absent runs around a run, in [begin, end)."""
@@ -142,12 +156,15 @@ class Stretches:
         brings = (self._record.states[part] == ABSENT) & (self._states[part] == NOT_HERE)
         if only_wanted:
             brings &= self._pins[part] > 0
+        brings[unit - begin] = True  # another process may have brought it just now
         stops = begin + np.flatnonzero(~brings)
         at = int(np.searchsorted(stops, unit))
         begin = int(stops[at - 1]) + 1 if at else begin
         end = int(stops[at]) if at < len(stops) else end
         # Where runs lie follows from their lengths, which nobody waits for here.
         has_lengths = self._units.has_lengths
-        begin = next((one + 1 for one in range(unit - 1, begin - 1, -1) if not has_lengths(one)), begin)
+        begin = next(
+            (one + 1 for one in range(unit - 1, begin - 1, -1) if not has_lengths(one)), begin
+        )
         end = next((one for one in range(unit + 1, end) if not has_lengths(one)), end)
         return range(begin, end)

@@ -343,6 +343,18 @@ class UnitMap:
         """Bytes of the pages of a unit, without texts."""
         return page_bytes(_pages_of(self.unit(unit).places))
 
+    def run_bytes(self, kinds: Sequence[int]) -> int:
+        """Mean bytes of the pages that a run takes alone, with units of some kinds; of up to 64
+        runs.
+        """
+        runs = {self.runs * number // 64 for number in range(64)} if self.runs else set()
+        self.need_lengths(np.array(sorted(runs), np.int64))
+        sizes = [
+            sum(map(self.size, self.of(np.arange(*self.documents(run)), kinds).tolist()))
+            for run in runs
+        ]
+        return -(-sum(sizes) // max(len(sizes), 1))
+
     def neighbours(self, unit: int) -> Annotated[Int64, "units"]:
         """Units that may share a page with a unit: those of its batches, and of the batch before
         and after.
