@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from statistics import median
 from typing import Annotated, final
 
 import numpy as np
@@ -29,9 +30,9 @@ UNUSED = 8
 """Runs that nobody wanted yet are at most this many times as many as those that were wanted."""
 _FAST_SECONDS, _FAST_RATE = 1e-3, 100e6
 _LEAST, _REQUESTS, _QUICKEST = 8, 32, 256
-"""A line has no limits while its last 32 requests took less than a millisecond each and 10 ms a
-megabyte, of the time that they shared; and one of the last 256 twice that at most, from its begin
-to its end. With a processor that has much else to do, few come soon.
+"""A line has no limits while half of its last 32 requests took at most a millisecond and 10 ms a
+megabyte, of the time that requests under way share; and one of the last 256 took at most twice
+that, from its begin to its end. With a busy processor, few come as soon as the line allows.
 """
 
 
@@ -71,7 +72,7 @@ class Line:
         self._shared.append(seconds / together - fast)
         self._whole.append(seconds / fast)
         self.is_fast = (
-            len(self._shared) >= _LEAST and sum(self._shared) <= 0 and min(self._whole) <= 2
+            len(self._shared) >= _LEAST and median(self._shared) <= 0 and min(self._whole) <= 2
         )
 
 
