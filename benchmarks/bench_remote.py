@@ -13,8 +13,8 @@ read with an empty cache; the time to resume in the middle; and bytes fetched ov
 cache of a tenth of the data.
 
 Over a line without limits: an epoch with an empty cache, and one with all of it here, over the
-local epoch; the same over a local epoch whose pages the system had dropped; and the requests of
-that epoch alone, with nothing done to their bytes, which is the line of that setting.
+local epoch; the same over a local epoch whose pages the system had dropped; and requests for the
+same bytes alone, one run at a time, with nothing done to them.
 
 Then a dataset of `--documents` documents (one shard under many names): requests, bytes and seconds
 to the tables and to the first step, and trips, the most requests that had to wait for one another;
@@ -240,7 +240,9 @@ def first_step(loader: ps.Loader) -> float:
 
 
 def bare_reads(bench: Bench) -> float:
-    """Seconds of the requests of an epoch alone, by as many threads as ours."""
+    """Seconds of requests for the bytes of an epoch alone, one run at a time, by as many threads as
+    ours.
+    """
     holder, store = bench.here().datasets[0].table.holder, Store("s3://bucket/web")
     units = map(holder.units.unit, np.random.default_rng(0).permutation(holder.units.runs).tolist())
     ranges = [whole for unit in units for whole, _ in joined_requests(unit.fetched, GAP)]
@@ -336,7 +338,7 @@ def without_limits(bench: Bench, repeats: int) -> list[tuple[str, str, str]]:
             for name, run in runs.items()
         ),
         (
-            "the requests of an empty cache alone",
+            "the same bytes, by requests for single runs, alone",
             f"{bare:.2f} s",
             f"{bench.bytes / bare / 1e6:.0f} MB/s",
         ),

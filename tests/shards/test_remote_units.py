@@ -116,6 +116,12 @@ def test_what_is_here_is_what_is_in_the_store(tmp_path_factory, data):
     for number in data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=25)):
         if data.draw(flags):
             assert remote[number] == local[number]
+        elif data.draw(flags):  # ahead of reading, which brings more
+            units = holder.find(np.arange(number, min(number + 600, count)), (TOKENS, SPANS))
+            holder.want(units, lambda: False)
+            holder.wait(units)
+            holder.release(units)
+            assert remote[number] == local[number]
         else:
             last = min(number + data.draw(st.integers(1, 600)), count)
             assert np.array_equal(

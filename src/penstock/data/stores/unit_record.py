@@ -138,6 +138,10 @@ class UnitRecord:
         """Lock a unit alone, at once; whether that was possible."""
         return self._lock(unit, fcntl.F_WRLCK)
 
+    def own_all(self, begin: int, end: int) -> bool:
+        """Lock units [begin, end) alone, at once and in one call; whether that was possible."""
+        return self._lock(begin, fcntl.F_WRLCK, count=end - begin)
+
     def free(self, unit: int) -> None:
         """Unlock a unit."""
         self._lock(unit, fcntl.F_UNLCK)

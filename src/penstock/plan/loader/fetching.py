@@ -199,18 +199,24 @@ class Fetching:
         first, last = step.row_starts[[begin, end]].tolist()
         found: Wanted = []
         for number, holder in self._holders.items():
-            of_source = np.flatnonzero(step.pieces["source"] == number)
-            mine = of_source[(first <= of_source) & (of_source < last)]
-            if self._rewritings[number].runs_in_python and not self._rewrites_own:
-                mine = of_source  # nobody adds up what each rank rewrites
-            units = [holder.find(step.pieces["document"][mine], self._kinds(number))]
-            others = self._weighed(number, step.pieces[of_source])
-            units.append(holder.find(others, (SPANS,)))
+            # Nobody adds up what each rank rewrites in Python.
+            needs_all = self._rewritings[number].runs_in_python and not self._rewrites_own
+            mine = step.pieces if needs_all else step.pieces[first:last]
+            units = [holder.find(self._of_source(number, mine)["document"], self._kinds(number))]
             extras = extras_of(self._datasets[number])
-            if extras is not None and extras.has_trees:
-                units.append(holder.find(step.pieces["document"][of_source], (EXTRAS,)))
-            found.append((holder, _unique(units)))
+            has_trees = extras is not None and extras.has_trees
+            if has_trees or self._datasets[number].table.has_spans:
+                pieces = self._of_source(number, step.pieces)
+                units.append(holder.find(self._weighed(number, pieces), (SPANS,)))
+                if has_trees:
+                    units.append(holder.find(pieces["document"], (EXTRAS,)))
+            found.append((holder, units[0] if len(units) == 1 else _unique(units)))
         return found
+
+    def _of_source(
+        self, number: int, pieces: Annotated[Records, PIECE, "pieces"]
+    ) -> Annotated[Records, PIECE, "pieces"]:
+        return pieces if len(self._names) == 1 else pieces[pieces["source"] == number]
 
     def _weighed(
         self, number: int, pieces: Annotated[Records, PIECE, "pieces"]
@@ -232,12 +238,13 @@ class Fetching:
         """Have on this machine what filling rows `begin` … `end` − 1 of a step reads, while the
         block runs.
         """
-        wanted = None if self._ahead is None else self._ahead.take(step)
-        if wanted is None and self._all:
+        ahead = self._ahead
+        held = None if ahead is None else ahead.take(step)
+        if held is None and self._all:
             yield
         else:
-            if wanted is None:
-                wanted = self.wanted(step, begin, end)
+            wanted = self.wanted(step, begin, end) if held is None else held
+            if held is None:
                 for holder, units in wanted:
                     holder.want(units)
             try:
@@ -245,9 +252,10 @@ class Fetching:
                     holder.wait(units)
                 yield
             finally:
-                release(wanted)
-                if self._ahead is not None:
-                    self._ahead.done()
+                if held is None:
+                    release(wanted)
+                if ahead is not None:
+                    ahead.done(step)
         self._count(step.pieces[step.row_starts[begin] : step.row_starts[end]])
 
     def renewing(self, step: StepPlan, begin: int, end: int, fill: Callable[[], Result]) -> Result:

@@ -1,12 +1,17 @@
-"""Plans steps in a thread of its own, and asks for their units."""
+"""Plans steps in a thread of its own, and asks for their units: of several steps at once, which
+share most of them.
+"""
 
 import atexit
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, final
+
+import numpy as np
 
 from penstock.core.arrays import Int64
 from penstock.data.shards.tables.holder import Holder
@@ -15,6 +20,11 @@ from penstock.plan.loader.step_planner import StepPlan
 
 AHEAD_STEPS = 256
 """Steps that are planned ahead, at most."""
+GROUP_STEPS, GROUP_SHARE = 32, 16
+"""Steps whose units are asked for, and let go, together: at most so many, and at most this part of
+the bytes that are planned ahead, a sixteenth. The first is alone, the next are two, four, …: the
+first step must not wait for others.
+"""
 _LOOK_SECONDS = 0.1
 _ALL_SECONDS = 0.5
 """How often it is looked whether all units are here, at most."""
@@ -24,6 +34,16 @@ _ALL_SHARE = 100
 Wanted = list[tuple[Holder, Annotated[Int64, "units"]]]
 
 _running: "weakref.WeakSet[StepsAhead]" = weakref.WeakSet()
+
+
+@final
+@dataclass(slots=True)
+class _Group:
+    """Steps whose units are held together."""
+
+    wanted: Wanted
+    steps: int
+    """Of which so many are not filled."""
 
 
 class _AllHere:
@@ -59,7 +79,8 @@ class StepsAhead:
         self._plans: queue.SimpleQueue[StepPlan | BaseException | _AllHere | None] = (
             queue.SimpleQueue()
         )
-        self._units: dict[int, Wanted] = {}
+        self._units: dict[int, tuple[Wanted, _Group]] = {}
+        self._taken: dict[int, _Group] = {}
         self._sizes: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._stopped, self._waiting, self._bytes, self._few = False, 0, 0, 0
@@ -78,12 +99,19 @@ class StepsAhead:
         return item
 
     def take(self, step: StepPlan) -> Wanted | None:
-        """The units of a step, which the caller must release; None: they were not asked for."""
+        """The units of a step, which are held until it is `done`; None: they were not asked for."""
         with self._changed:
-            return self._units.pop(step.index, None)
+            wanted, group = self._units.pop(step.index, (None, None))
+            if group is not None:
+                self._taken[step.index] = group
+            return wanted
 
-    def done(self) -> None:
-        """A step was filled."""
+    def done(self, step: StepPlan) -> None:
+        """A step was filled, or cannot be."""
+        with self._changed:
+            group = self._taken.pop(step.index, None)
+        if group is not None:
+            self._leave(group)
         with self._changed:
             if self._waiting:
                 self._waiting -= 1
@@ -108,42 +136,72 @@ class StepsAhead:
         """
         with self._changed:
             left, self._units = list(self._units.values()), {}
-        for wanted in left:
-            release(wanted)
+        for _, group in left:
+            self._leave(group)
 
-    def _wait_for_room(self, size: int) -> bool:
-        """Wait until a step of this size may be planned; False if it never may."""
+    def _leave(self, group: _Group) -> None:
+        """One step of a group does not need its units any more."""
         with self._changed:
-            while self._waiting and (
-                self._bytes + size > self._most or self._waiting >= AHEAD_STEPS
-            ):
-                if self._stopped:
-                    return False
-                self._few = self._waiting * 3 // 4
-                self._changed.wait(_LOOK_SECONDS)
-            self._waiting, self._bytes = self._waiting + 1, self._bytes + size
-            self._sizes.put(size)
-        return not self._stopped
+            group.steps -= 1
+            is_last = not group.steps
+        if is_last:
+            release(group.wanted)
+
+    def _has_room(self, size: int) -> bool:
+        return not self._waiting or (
+            self._bytes + size <= self._most and self._waiting < AHEAD_STEPS
+        )
+
+    def _plan_some(self, most: int, steps: list[StepPlan]) -> bool:
+        """Plan up to `most` steps, as far as there is room, and append them to `steps`: at least
+        one, for which this waits. False: there are no more.
+        """
+        size = total = 0
+        while len(steps) < most and (
+            not steps or (self._has_room(size) and total + size <= self._most // GROUP_SHARE)
+        ):
+            if (step := self._plan()) is None:
+                return False
+            size = self._size(step)
+            with self._changed:
+                while not steps and not self._has_room(size):
+                    if self._stopped:
+                        return False
+                    self._few = self._waiting * 3 // 4
+                    self._changed.wait(_LOOK_SECONDS)
+                self._waiting, self._bytes = self._waiting + 1, self._bytes + size
+                self._sizes.put(size)
+            steps.append(step)
+            total += size
+        return True
+
+    def _ask(self, steps: list[StepPlan]) -> None:
+        """Ask for the units of some steps, and give their plans."""
+        wanted = [self._wanted(step) for step in steps]
+        group = _Group(_joined(wanted), len(steps))
+        for holder, units in group.wanted:
+            # The next step to be filled must not wait for room, which only its filling would make.
+            holder.want(units, lambda: not self._stopped and self._waiting > len(steps))
+        with self._changed:
+            for step, mine in zip(steps, wanted, strict=True):
+                self._units[step.index] = mine, group
+        for step in steps:
+            self._plans.put(step)
 
     def _work(self) -> None:
         try:
-            while not self._stopped:
+            most, has_more = 1, True
+            while has_more and not self._stopped:
                 if self._is_all_here():
                     self._plans.put(_AllHere())
                     break
-                if (step := self._plan()) is None:
-                    self._plans.put(None)
-                    break
-                if not self._wait_for_room(self._size(step)):
-                    break
-                wanted = self._wanted(step)
-                for holder, units in wanted:
-                    # The next step to be filled must not wait for room, which only its filling
-                    # would make.
-                    holder.want(units, lambda: not self._stopped and self._waiting > 1)
-                with self._changed:
-                    self._units[step.index] = wanted
-                self._plans.put(step)
+                steps: list[StepPlan] = []
+                try:
+                    has_more = self._plan_some(most, steps)
+                finally:  # steps before an error come before it
+                    if steps and not self._stopped:
+                        self._ask(steps)
+                most = min(2 * most, GROUP_STEPS)
             else:
                 self._plans.put(None)
         except BaseException as error:
@@ -178,6 +236,17 @@ def _end_all() -> None:
     for ahead in list(_running):
         ahead.stop()
         ahead.join()
+
+
+def _joined(wanted: Sequence[Wanted]) -> Wanted:
+    """The units of several steps, in the order in which they are needed first."""
+    if len(wanted) == 1:
+        return wanted[0]
+    found: Wanted = []
+    for one in zip(*wanted, strict=True):
+        units, firsts = np.unique(np.concatenate([mine for _, mine in one]), return_index=True)
+        found.append((one[0][0], units[np.argsort(firsts)]))
+    return found
 
 
 def release(wanted: Wanted) -> None:

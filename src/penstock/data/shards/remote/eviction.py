@@ -44,12 +44,12 @@ class Eviction:
         self.budget: int | None = None
         """Maximum bytes on the disk; None: no limit."""
 
-    def reserve(self, size: int) -> bool:
-        """Account for a unit that will be brought, if it fits once old ones are given back; whether
-        it does.
+    def reserve(self, size: int, begun: int = 1) -> bool:
+        """Account for units that will be brought, if they fit once old ones are given back; whether
+        they do.
         """
         looks = 0
-        while not self._record.account(size, begun=1, limit=self._limit):
+        while not self._record.account(size, begun=begun, limit=self._limit):
             if not self._oldest:
                 self._oldest = self._find_oldest()
                 looks += 1

@@ -2,8 +2,9 @@
 back what is old.
 
 The shards lie in the cache folder as sparse files of their full size, which are mapped once. A unit
-is requested by ranges, written into its place, checked against its checksums, and then noted as
-present (`unit_record`): what a killed process had begun counts as absent. Beyond the budget, the
+is requested by ranges, alone or with others (`stretches`), written into its place, checked against
+its checksums, and then noted as present (`unit_record`): what a killed process had begun counts as
+absent. Beyond the budget, the
 units that were used least recently go: their pages become holes, so that the disk shrinks although
 the files stay mapped. A unit that is wanted or read by any process stays.
 
@@ -30,6 +31,7 @@ from penstock.core.arrays import Bool, Int64
 from penstock.core.errors import CorruptionError
 from penstock.data.shards.remote.eviction import COMING, HERE, NOT_HERE, Eviction
 from penstock.data.shards.remote.sparse_shards import SparseShards
+from penstock.data.shards.remote.stretches import Line, Stretches
 from penstock.data.shards.remote.unit_fetcher import THREADS, UnitFetcher
 from penstock.data.shards.remote.units import PAGE, UnitMap
 from penstock.data.shards.tables.holder import EXTRAS, SPANS, TOKENS
@@ -94,7 +96,11 @@ class Residency:
         self._errors: dict[int, BaseException] = {}
         self._changed = threading.Condition()
         self._threads = DaemonPool(THREADS, "penstock-units")
-        self._fetcher = UnitFetcher(store, self._shards, table, units, stamps)
+        line = Line()
+        self._fetcher = UnitFetcher(store, self._shards, table, units, stamps, line)
+        self._stretches = Stretches(
+            self._record, units, self._mine, self._pins, self.stored_bytes, line
+        )
         self._has_warned = False
 
     def __len__(self) -> int:
@@ -141,19 +147,7 @@ class Residency:
         """Mean bytes on the disk that a run of documents takes alone, with its spans and columns;
         of up to 64 runs.
         """
-        runs = (
-            {self.units.runs * number // 64 for number in range(64)} if self.units.runs else set()
-        )
-        kinds = (TOKENS, SPANS, EXTRAS)
-        self.units.need_lengths(np.array(sorted(runs), np.int64))
-        sizes = [
-            sum(
-                self.units.size(unit)
-                for unit in self.units.of(np.arange(*self.units.documents(run)), kinds).tolist()
-            )
-            for run in runs
-        ]
-        return -(-sum(sizes) // max(len(sizes), 1))
+        return self.units.run_bytes((TOKENS, SPANS, EXTRAS))
 
     # What callers use.
 
@@ -202,37 +196,59 @@ class Residency:
             self._pins[units] += 1
             # What is wanted is not old, for other processes either.
             self._record.touch(units)
-        for unit in units.tolist():
+            self._stretches.want(units)
+            missing = units[self._mine[units] == NOT_HERE].tolist()
+        for unit in missing:
             with self._changed:
-                if self._mine[unit] != NOT_HERE:
+                if self._mine[unit] != NOT_HERE or self._take_present(unit):
                     continue
-                reserved = 0
-                if self._take_present(unit):
-                    continue
+                stretch, reserved = range(unit, unit + 1), 0
                 if self._record.states[unit] == ABSENT:
-                    reserved = self.units.size(unit)
-                    while (
-                        not (is_reserved := self._eviction.reserve(reserved))
-                        and may_wait is not None
-                        and may_wait()
-                    ):
-                        self._changed.wait(LOOK_SECONDS)
-                    if self._mine[unit] != NOT_HERE:  # another thread wanted it meanwhile
-                        if is_reserved:
-                            self._record.account(-reserved, begun=-1)
+                    stretch = self._stretches.of(unit, may_add=may_wait is not None and self._fits)
+                    reserved = sum(map(self.units.size, stretch))
+                    if len(stretch) > 1 and not self._eviction.reserve(reserved, len(stretch)):
+                        self._stretches.came(stretch)
+                        stretch, reserved = range(unit, unit + 1), self.units.size(unit)
+                    if len(stretch) == 1 and not self._reserve(unit, reserved, may_wait):
                         continue
-                    if not is_reserved:
-                        self._record.account(reserved, begun=1)
-                self._mine[unit] = COMING
-                self._coming += 1
-                self._errors.pop(unit, None)
-            try:
-                self._threads.submit(self._bring, unit, reserved)
-            except RuntimeError as error:  # the process ends; whoever waits must not wait for ever
-                with self._changed:
-                    self._coming -= 1
-                    self._mine[unit], self._errors[unit] = NOT_HERE, error
-                    self._changed.notify_all()
+                self._mine[stretch.start : stretch.stop] = COMING
+                self._begin(stretch, reserved)
+
+    @property
+    def _fits(self) -> bool:
+        """Whether all of the dataset may be here, so that what comes before it is wanted stays."""
+        return self.budget is None or self.stored_bytes <= self.budget
+
+    def _reserve(self, unit: int, size: int, may_wait: Callable[[], bool] | None) -> bool:
+        """Account for a unit, as `want` says; False: another thread brings it meanwhile."""
+        while (
+            not (is_reserved := self._eviction.reserve(size))
+            and may_wait is not None
+            and may_wait()
+        ):
+            self._changed.wait(LOOK_SECONDS)
+        if self._mine[unit] != NOT_HERE:
+            if is_reserved:
+                self._record.account(-size, begun=-1)
+            return False
+        if not is_reserved:
+            self._record.account(size, begun=1)
+        return True
+
+    def _begin(self, stretch: range, reserved: int) -> None:
+        """Bring units, which are COMING, in another thread."""
+        self._coming += 1
+        for unit in stretch:
+            self._errors.pop(unit, None)
+        try:
+            bring = self._bring if len(stretch) == 1 else self._bring_together
+            self._threads.submit(bring, stretch, reserved)
+        except RuntimeError as error:  # the process ends; whoever waits must not wait for ever
+            self._coming -= 1
+            self._stretches.came(stretch)
+            self._mine[stretch.start : stretch.stop] = NOT_HERE
+            self._errors.update(dict.fromkeys(stretch, error))
+            self._changed.notify_all()
 
     def _take_present(self, unit: int) -> bool:
         """Lock a unit that is here, at once; whether it is here, and was locked."""
@@ -355,8 +371,45 @@ class Residency:
                         record.states[unit] = UNSURE
                         record.free(unit)
 
-    def _bring(self, unit: int, reserved: int) -> None:
-        error: BaseException | None = None
+    def _bring_together(self, stretch: range, reserved: int) -> None:
+        """Bring absent units that lie side by side; where that fails, those that are wanted come
+        one by one, and each finds its own error.
+        """
+        record, part = self._record, slice(stretch.start, stretch.stop)
+        is_owned = is_here = False
+        try:
+            is_owned = record.own_all(stretch.start, stretch.stop)
+            if is_owned and (record.states[part] == ABSENT).all():
+                with self._shards.mapped(*stretch):
+                    is_here = self._fetcher.fetch_together(stretch)
+        except BaseException as error:
+            _log.debug("%s: units %s: %s", self.store.url, stretch, error)
+        with self._changed:
+            self._end_together(stretch, reserved, is_owned, is_here)
+
+    def _end_together(self, stretch: range, reserved: int, is_owned: bool, is_here: bool) -> None:
+        record, part = self._record, slice(stretch.start, stretch.stop)
+        wanted = stretch.start + np.flatnonzero(self._pins[part])
+        others = stretch.start + np.flatnonzero(self._pins[part] == 0)
+        self._coming -= 1
+        self._stretches.came(stretch)
+        if is_here:
+            record.states[part] = PRESENT
+            record.account(0, begun=-len(stretch))
+            record.share_all(stretch.start, stretch.stop)
+            record.free_all(others)
+            self._mine[wanted] = HERE
+        else:
+            if is_owned:
+                record.free_all(np.arange(stretch.start, stretch.stop))
+            record.account(-reserved, begun=-len(stretch))
+            for unit in wanted.tolist():
+                self._begin(range(unit, unit + 1), 0)
+        self._mine[others] = NOT_HERE
+        self._changed.notify_all()
+
+    def _bring(self, stretch: range, reserved: int) -> None:
+        (unit,), error = stretch, None
         try:
             self._lock_present(unit, reserved)
         except BaseException as caught:

@@ -58,11 +58,11 @@ class SparseShards:
         spans = [self._units.documents(unit) for unit in units.tolist()]
         return shards_of(spans, self._table.shard_starts)
 
-    def mapped(self, unit: int) -> AbstractContextManager[None]:
-        """Have the shards of a unit mapped, if they are not all the time."""
+    def mapped(self, *units: int) -> AbstractContextManager[None]:
+        """Have the shards of units mapped, if they are not all the time."""
         if self.window is None:
             return nullcontext()
-        return self.window.held(self.shards_of(np.array([unit])))
+        return self.window.held(self.shards_of(np.array(units)))
 
     def write(self, pieces: Sequence[Made]) -> None:
         """Write bytes into their places.
@@ -96,14 +96,18 @@ class SparseShards:
 
     def wrong_document(self, unit: int) -> int:
         """A document of a unit that differs from its checksums, or −1."""
-        kind = self._units.kind(unit)
+        return self.wrong_document_of(range(unit, unit + 1))
+
+    def wrong_document_of(self, units: range) -> int:
+        """The same of units of a kind that lie side by side."""
+        kind = self._units.kind(units[0])
         if kind not in (TOKENS, SPANS):
             return -1
         places, batches, (token_bytes, _, _, has_spans) = self._kernel_view
         layout = (token_bytes, has_spans, kind == SPANS)
-        begin, end = self._units.documents(unit)
+        begin, end = self._units.documents(units[0])[0], self._units.documents(units[-1])[1]
         lengths = for_kernel(self._table.lengths, np.arange(begin, end))
-        with self.mapped(unit):
+        with self.mapped(*units):
             return int(check.wrong_tokens(places, batches, layout, lengths, begin, end))
 
     def pages(self, unit: int) -> list[Range]:

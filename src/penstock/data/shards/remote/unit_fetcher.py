@@ -1,11 +1,12 @@
-"""Fetches a unit of a remote dataset by ranges, writes it into its place, and checks it."""
+"""Fetches units of a remote dataset by ranges, writes them into their places, and checks them."""
 
 from collections.abc import Sequence
 from typing import final
 
 from penstock.core.errors import CorruptionError
 from penstock.data.shards.remote.sparse_shards import SparseShards
-from penstock.data.shards.remote.units import Made, Range, UnitMap, joined_requests
+from penstock.data.shards.remote.stretches import Line
+from penstock.data.shards.remote.units import Made, Range, UnitMap, joined_requests, merged
 from penstock.data.shards.tables.table import DocumentTable
 from penstock.data.stores.daemons import DaemonPool, result_of, wait_for
 from penstock.data.stores.store import Store
@@ -14,6 +15,8 @@ THREADS = 64
 """Units that are brought at the same time, at most; and requests besides those of their threads."""
 GAP = 1 << 13
 """Bytes between two ranges that are rather fetched than asked for in two requests."""
+SHARE, FAST_GAP = 32, 1 << 16
+"""The same as a part of the range before: a thirty-second; and where the line has no limits."""
 
 
 @final
@@ -26,6 +29,7 @@ class UnitFetcher:
         table: Its document table, over the sparse shards.
         units: What they are.
         stamps: File → stamp that it must have.
+        line: The line to the store; each request is measured.
     """
 
     def __init__(
@@ -35,9 +39,10 @@ class UnitFetcher:
         table: DocumentTable,
         units: UnitMap,
         stamps: dict[str, str],
+        line: Line,
     ) -> None:
         self._store, self._shards, self._table, self._units = store, shards, table, units
-        self._stamps = stamps
+        self._stamps, self._line = stamps, line
         self._threads = DaemonPool(THREADS, "penstock-ranges")
 
     def fetch(self, unit: int, *, at_once: bool) -> int:
@@ -74,9 +79,25 @@ class UnitFetcher:
                 )
         return self._shards.size(unit) - self._units.size(unit) if later else 0
 
-    def _write(self, ranges: Sequence[Range], made: Sequence[Made], at_once: bool) -> None:
+    def fetch_together(self, units: range) -> bool:
+        """Fetch runs that lie side by side, in as few requests as possible; their shards must be
+        mapped. Returns whether they are what was prepared.
+
+        Raises:
+            StoreError, OutputError: The store cannot be read, or the shards cannot be written.
+            CorruptionError: A shard of the store is another than before.
+        """
+        parts = [self._units.unit(unit) for unit in units]
+        fetched = merged([one for part in parts for one in part.fetched])
+        made = [one for part in parts for one in part.made]
+        self._write(fetched, made, at_once=False, gap=FAST_GAP if self._line.is_fast else GAP)
+        return self._shards.wrong_document_of(units) < 0
+
+    def _write(
+        self, ranges: Sequence[Range], made: Sequence[Made], at_once: bool, gap: int = GAP
+    ) -> None:
         """Request ranges, and write them and what was made."""
-        requests = joined_requests(ranges, GAP)
+        requests = joined_requests(ranges, gap, SHARE)
         bodies = self._bodies([whole for whole, _ in requests], at_once)
         pieces = [
             Made(part.shard, part.begin, body[part.begin - whole.begin : part.end - whole.begin])
@@ -98,4 +119,5 @@ class UnitFetcher:
 
     def _request(self, one: Range) -> memoryview:
         name = self._shards.names[one.shard]
-        return self._store.read_view(name, one.begin, one.end, self._stamps.get(name, ""))
+        stamp = self._stamps.get(name, "")
+        return self._line.asked(lambda: self._store.read_view(name, one.begin, one.end, stamp))

@@ -343,6 +343,18 @@ class UnitMap:
         """Bytes of the pages of a unit, without texts."""
         return page_bytes(_pages_of(self.unit(unit).places))
 
+    def run_bytes(self, kinds: Sequence[int]) -> int:
+        """Mean bytes of the pages that a run takes alone, with units of some kinds; of up to 64
+        runs.
+        """
+        runs = {self.runs * number // 64 for number in range(64)} if self.runs else set()
+        self.need_lengths(np.array(sorted(runs), np.int64))
+        sizes = [
+            sum(map(self.size, self.of(np.arange(*self.documents(run)), kinds).tolist()))
+            for run in runs
+        ]
+        return -(-sum(sizes) // max(len(sizes), 1))
+
     def neighbours(self, unit: int) -> Annotated[Int64, "units"]:
         """Units that may share a page with a unit: those of its batches, and of the batch before
         and after.
@@ -363,7 +375,7 @@ class UnitMap:
 
 
 def _pages_of(ranges: Sequence[Range]) -> list[Range]:
-    return _merged([Range(one.shard, one.begin // PAGE, -(-one.end // PAGE)) for one in ranges])
+    return merged([Range(one.shard, one.begin // PAGE, -(-one.end // PAGE)) for one in ranges])
 
 
 def page_bytes(pages: Sequence[Range]) -> int:
@@ -388,21 +400,31 @@ def _cut(one: Range, keep: Range) -> Iterator[Range]:
         yield Range(one.shard, keep.end, one.end)
 
 
-def joined_requests(ranges: Sequence[Range], gap: int) -> list[tuple[Range, list[Range]]]:
-    """Requests for some ranges, each with the ranges that it brings; those that are nearer than
-    `gap` come together.
+def joined_requests(
+    ranges: Sequence[Range], gap: int, share: int = 0
+) -> list[tuple[Range, list[Range]]]:
+    """Requests for some ranges, each with the ranges that it brings.
+
+    Args:
+        ranges: What is to come.
+        gap: Those that are at most so many bytes apart come together.
+        share: And those that are at most one of so many bytes of the range before apart; 0: not.
     """
     found: list[tuple[Range, list[Range]]] = []
     for one in sorted(ranges):
-        if found and found[-1][0].shard == one.shard and one.begin - found[-1][0].end <= gap:
+        if found:
             whole, parts = found[-1]
-            found[-1] = whole._replace(end=max(whole.end, one.end)), [*parts, one]
-        else:
-            found.append((one, [one]))
+            most = max(gap, (parts[-1].end - parts[-1].begin) // share) if share else gap
+            if whole.shard == one.shard and one.begin - whole.end <= most:
+                parts.append(one)
+                found[-1] = whole._replace(end=max(whole.end, one.end)), parts
+                continue
+        found.append((one, [one]))
     return found
 
 
-def _merged(ranges: Sequence[Range]) -> list[Range]:
+def merged(ranges: Sequence[Range]) -> list[Range]:
+    """The same bytes in the fewest ranges."""
     return [whole for whole, _ in joined_requests(ranges, 0)]
 
 
