@@ -38,6 +38,7 @@ from penstock.plan.loader.targets import UntrainedParts
 from penstock.plan.packing import PACKINGS
 from penstock.plan.packing.pack import left_in_rows, scratch
 from penstock.plan.sampling import integer_shares
+from penstock.plan.sampling._choice_kernels import tree_size
 from penstock.plan.sampling._kernels import ENTRY, SKIPPED
 from penstock.plan.sampling.shares import UNIT
 
@@ -135,6 +136,8 @@ class Plan:
         count = len(self._draws)
         self._capacity = min(4096, max(64, BUFFER_ENTRIES // count))
         self._entries = np.zeros(count * (self._capacity + 1), ENTRY)
+        self._due = np.empty(tree_size(count))
+        self._free = np.empty(tree_size(count), np.int64)
         self._scratch = scratch(settings.sequence_length, settings.window_rows)
         self._pieces = np.empty(4096, PIECE)
         self._row_of = np.empty(4096, np.int64)
@@ -331,6 +334,7 @@ class Plan:
         """Run the window kernel to its end, refilling buffers; returns (pieces, rows)."""
         shares = self._shares()
         progress = np.zeros(1, PROGRESS)
+        progress["taken"] = -1
         self._scratch[2][:] = 0
         self._scratch[3][:] = 0
         while True:
@@ -341,6 +345,8 @@ class Plan:
                 min(max_pieces, len(self._pieces)),
                 shares,
                 self._credits,
+                self._due,
+                self._free,
                 self._heads,
                 self._ends,
                 self._entries,
@@ -363,6 +369,7 @@ class Plan:
             if status in (WINDOW_FULL, FINISHED) or (
                 status == PIECES_FULL and pieces == max_pieces
             ):
+                self._credits += shares * progress["elapsed"]
                 return pieces, rows
             if status == PIECES_FULL:
                 taken, self._pieces = self._pieces, np.empty(2 * len(self._pieces), PIECE)
@@ -370,6 +377,8 @@ class Plan:
                 self._row_of = np.concatenate([self._row_of, np.empty_like(self._row_of)])
             elif not self._refill(status):
                 self._finished[status] = True
+                self._credits += shares * progress["elapsed"]
+                progress["elapsed"], progress["placed"], progress["taken"] = 0, 0, -1
                 shares = self._shares()
 
     def _take_and_sort(self, start: PlanState, max_rows: int) -> tuple[int, int]:

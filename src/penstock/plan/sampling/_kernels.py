@@ -1,4 +1,4 @@
-"""Compiled sampling: the permutation, the draw of one source, the pick among sources.
+"""Compiled sampling: the permutation, and the draw of one source.
 
 `permute` is a bijection of [0, size), computed for one index at a time from a key: a Feistel
 network over the fewest bits that hold `size` (halves may differ by a bit), walked until it lands
@@ -361,49 +361,3 @@ def draw(
             used += 1
             begin = 0
     return count, position, begin, np.int64(NOT_REFUSED)
-
-
-@inline_kernel
-def pick(shares, credits, heads, ends, entries, unit):
-    """The next source, −1 when all are finished, −2 − i when source i's buffer is empty.
-
-    Among sources with credit left, the one with the credit that covers its next document soonest
-    (the deadline rule of Tijdeman and Baruah, with documents for jobs): the overshoot after the
-    pick, over the share. Least overshoot alone lets a source run 1.3 longest documents ahead; this
-    keeps every source within one, both ways (measured).
-
-    Args:
-        shares: int64 [sources], sum `unit`; 0 for a source that is finished.
-        credits: int64 [sources], `unit` to a token.
-        heads, ends: int64 [sources], next entry and end of each source's part of `entries`.
-        entries: `ENTRY`, the buffers of all sources end to end.
-    """
-    best = -1
-    best_wait = 0.0
-    fallback = -1
-    fallback_wait = 0.0
-    for source in range(len(shares)):
-        share = shares[source]
-        if share == 0:
-            continue
-        if heads[source] == ends[source]:
-            return -2 - source
-        wait = (
-            float(entries[heads[source]].length) * float(unit - share) - float(credits[source])
-        ) / float(share)
-        if credits[source] >= 0:
-            if best < 0 or wait < best_wait:
-                best, best_wait = source, wait
-        elif fallback < 0 or wait < fallback_wait:
-            fallback, fallback_wait = source, wait
-    return best if best >= 0 else fallback
-
-
-@inline_kernel
-def charge(shares, credits, source, length, unit):
-    """Charge `source` for `length` tokens: every source earns its share of them, this one pays for
-    all.
-    """
-    for other in range(len(shares)):
-        credits[other] += length * shares[other]
-    credits[source] -= length * unit
