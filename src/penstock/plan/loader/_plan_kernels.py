@@ -133,9 +133,7 @@ def plan_window(
     count, rows, free, documents = window.pieces, window.rows, window.free, window.documents
     most = max_rows * document_limit if document_limit > 0 else max_pieces
     while True:
-        source = choose(
-            shares, credits, heads, ends, entries, unit, window, due, free_again
-        )
+        source = choose(shares, credits, heads, ends, entries, unit, window, due, free_again)
         if source < 0:
             window.pieces, window.rows = count, rows
             return FINISHED if source == -1 else -2 - source

@@ -33,6 +33,7 @@ from penstock.plan.loader.mixture import Mixture
 from penstock.plan.loader.places import BEGINNING, Begin, Start
 from penstock.plan.loader.plan_settings import PlanSettings
 from penstock.plan.loader.rewriting import Rewriting
+from penstock.plan.loader.source_records import present_sources
 from penstock.plan.loader.stream import UNLIMITED, SourceStream
 from penstock.plan.loader.targets import UntrainedParts
 from penstock.plan.packing import PACKINGS
@@ -132,7 +133,8 @@ class Plan:
         before = self._ramp.before(start.step)
         self._phase_rows = [self._ramp.before(step) - before for step, _ in phases]
         self._rows_before = before
-        self._phase_shares = [shares for _, shares in phases]
+        self._phase_shares = [np.array(shares) for _, shares in phases]
+        self._has_images = any(draw.image_patches is not None for draw in self._draws)
         count = len(self._draws)
         self._capacity = min(4096, max(64, BUFFER_ENTRIES // count))
         self._entries = np.zeros(count * (self._capacity + 1), ENTRY)
@@ -214,13 +216,13 @@ class Plan:
         self, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
     ) -> Annotated[Int64, "rows"] | None:
         """Patches of the images of each row; None: no source has images."""
-        if all(source.image_patches is None for source in self._draws):
+        if not self._has_images:
             return None
         found = np.zeros(len(pieces) + 1, np.int64)
-        for number, source in enumerate(self._draws):
-            if source.image_patches is not None:
+        for number in present_sources(pieces):
+            if (patches := self._draws[number].image_patches) is not None:
                 mine = np.flatnonzero(pieces["source"] == number)
-                found[mine + 1] = source.image_patches[pieces["document"][mine]]
+                found[mine + 1] = patches[pieces["document"][mine]]
         of_rows: Annotated[Int64, "rows"] = np.diff(np.cumsum(found)[row_starts])
         return of_rows
 
@@ -257,7 +259,12 @@ class Plan:
             self._untrained = np.zeros(count if leaves_out else 0, UNTRAINED)
         self._tail_untrained = np.zeros_like(self._untrained)
         self._finished = np.array(
-            [draw.is_finished(state.cursors["position"][i]) for i, draw in enumerate(self._draws)]
+            [
+                draw.is_finished(position)
+                for draw, position in zip(
+                    self._draws, state.cursors["position"].tolist(), strict=True
+                )
+            ]
         )
 
     def windows(self) -> Iterator[Window]:
@@ -304,11 +311,8 @@ class Plan:
         """The shares in force for the next window, without finished sources."""
         phase = bisect_right(self._phase_rows, self._row) - 1
         shares = self._phase_shares[phase]
-        active = [
-            not finished and share > 0
-            for finished, share in zip(self._finished, shares, strict=True)
-        ]
-        if not any(active):
+        active = ~self._finished & (shares > 0)
+        if not active.any():
             self._refuse_to_end(phase)
         return integer_shares(shares, active)
 

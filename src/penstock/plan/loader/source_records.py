@@ -13,6 +13,7 @@ from penstock.data.shards.format._kernels import BAD_LENGTH, BAD_SPANS, BAD_TOKE
 from penstock.data.shards.tables.corpus import location_of
 from penstock.data.shards.tables.lengths import places_of
 from penstock.plan.loader._document_kernels import SOURCE_RECORD
+from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader.rewriting import Rewriting
 
 _FAULTS = {
@@ -64,6 +65,12 @@ def source_records(
         id_limit = min(table.vocab_size or 2**32, NARROW_IDS if narrow else 2**32)
         record["id_limit"] = 0 if id_limit >= 2 ** (8 * table.token_bytes) else id_limit
     return records
+
+
+def present_sources(pieces: Annotated[Records, PIECE, "pieces"]) -> list[int]:
+    """Numbers of the sources that some pieces are from, rising."""
+    found: list[int] = np.flatnonzero(np.bincount(pieces["source"])).tolist()
+    return found
 
 
 def corruption(dataset: Corpus, document: int, fault: int) -> CorruptionError:

@@ -22,7 +22,7 @@ MOST_ELAPSED = 1 << 28
 NEVER = np.iinfo(np.int64).max
 
 _SLACK = 2.0**-48
-"""Relative error that a bound allows for; that of `pick` and of the bound together is below 2⁻⁴⁹."""
+"""Relative error that a bound allows for; that of `pick` and the bound together is below 2⁻⁴⁹."""
 
 
 def tree_size(sources: int) -> int:
