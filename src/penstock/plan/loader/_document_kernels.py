@@ -180,12 +180,19 @@ def find_tokens(source, document):
 
 
 @inline_kernel
+def prefetch_length(sources, piece):
+    """Prefetch the length of a piece's document."""
+    source = sources[piece.source]
+    prefetch(source.lengths + np.uint64(piece.document) * source.lengths_stride)
+
+
+@inline_kernel
 def prefetch_places(sources, piece):
     """Prefetch what says where the document of a piece is: its length, and its offsets."""
     source = sources[piece.source]
     base, _, line, row = find(source, piece.document)
     batch, at = batch_at(line), base + (np.uint64(row) << np.uint64(3))
-    prefetch(source.lengths + np.uint64(piece.document) * source.lengths_stride)
+    prefetch_length(sources, piece)
     prefetch(at + batch.token_offsets)
     if source.has_checksums:
         prefetch(at + batch.checksum_offsets)

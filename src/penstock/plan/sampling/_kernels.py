@@ -126,24 +126,28 @@ def permute(index, size, schedule):
 
 @inline_kernel
 def _permute_block(begin, size, schedule, outside, out):
-    """`permute` of begin, begin + 1, …, of as many as `out` has (int64), and `outside` at least
-    (int64).
+    """`permute` of begin, begin + 1, …, of as many as `out` has (int64); `outside` (int64) has room
+    for twice as many.
 
-    Those that are still outside [0, size) are listed in `outside` and go on together: a branch for
-    each would be guessed wrong every other time, and each wrong guess waits for a whole cipher.
+    Those that are still outside [0, size) are gathered in `outside`, places and then values, and go
+    on together: a branch for each would be guessed wrong every other time, and each wrong guess
+    waits for a whole cipher. So the ciphers are loops of their own, which become vector code.
     """
-    left = 0
+    places, values = outside[: len(out)], outside[len(out) :]
     for i in range(len(out)):
         out[i] = _encipher(np.uint64(begin + i), schedule)
-        outside[left] = i
+    left = 0
+    for i in range(len(out)):
+        places[left], values[left] = i, out[i]
         left += out[i] >= size
     while left:
         count, left = left, 0
         for j in range(count):
-            i = outside[j]
-            out[i] = _encipher(np.uint64(out[i]), schedule)
-            outside[left] = i
-            left += out[i] >= size
+            values[j] = _encipher(np.uint64(values[j]), schedule)
+        for j in range(count):
+            out[places[j]] = values[j]
+            places[left], values[left] = places[j], values[j]
+            left += values[j] >= size
 
 
 @inline_kernel
@@ -231,7 +235,7 @@ def permute_range(begin, size, key, mode, out):
     schedule, table, outside = (
         key_schedule(size, key),
         np.empty(SMALL, np.int64),
-        np.empty(SMALL, np.int64),
+        np.empty(2 * SMALL, np.int64),
     )
     if mode != SHUFFLE_NONE and size <= SMALL:
         small_permutation(size, key, table)
@@ -294,7 +298,7 @@ def draw(
     epoch = np.int64(-1)
     epoch_key = key
     schedule = key_schedule(size, key)
-    table, outside = np.empty(SMALL, np.int64), np.empty(SMALL, np.int64)
+    table, outside = np.empty(SMALL, np.int64), np.empty(2 * SMALL, np.int64)
     documents, totals = np.empty(SMALL, np.int64), np.empty(SMALL, np.int64)
     # Documents that are looked up, and those of them that are used.
     ready = used = 0
