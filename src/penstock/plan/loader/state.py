@@ -91,6 +91,8 @@ def describe(plan: Plan) -> JsonObject:
     a source, of its data and of its settings, which only show what has changed.
     """
     whole, hints, more = [], b"", b""
+    names = [source.name for source in plan.mixture.sources]
+    few = len(names) <= _FEW
     sources = zip(
         plan.mixture.sources, plan.datasets, plan.rewritings, plan.untrained_parts, strict=True
     )
@@ -108,11 +110,10 @@ def describe(plan: Plan) -> JsonObject:
         )
         whole.append((dataset.fingerprint, how))
         hints += _digest(dataset.fingerprint)[:1] + _digest(how)[:1]
-        more += b"".join(
-            _digest(one)[:1] for one in (how[1], how[2], how[4], how[5], (how[3], how[6:]))
-        )
-    names = [source.name for source in plan.mixture.sources]
-    few = len(names) <= _FEW
+        if few:
+            more += b"".join(
+                _digest(one)[:1] for one in (how[1], how[2], how[4], how[5], (how[3], how[6:]))
+            )
     changes = [(change.step, sorted(change.shares.items())) for change in plan.mixture.changes]
     settings: JsonObject = {
         name: getattr(plan.settings, name)
