@@ -77,8 +77,12 @@ def _typed(kind: object, value: object, where: str) -> Any:
         ):
             raise ValueError(f"{where}: expected a list{_length(arguments)}, found {_shown(value)}")
         kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
-        if set(kinds) == {int} and all(
-            type(one) is int and -(2**63) <= one < 2**64 for one in value
+        if (
+            kinds
+            and set(kinds) == {int}
+            and set(map(type, value)) == {int}
+            and -(2**63) <= min(value)
+            and max(value) < 2**64
         ):
             return tuple(value)
         return tuple(

@@ -362,7 +362,8 @@ def shard_as_json(shard: ShardInfo) -> JsonObject:
 
 def add_histograms(shards: Sequence[ShardInfo]) -> tuple[int, ...]:
     """Sum of the shards' histograms."""
-    return tuple(sum(shard.histogram[b] for shard in shards) for b in range(HISTOGRAM_BINS))
+    none = (0,) * HISTOGRAM_BINS
+    return tuple(map(sum, zip(none, *(shard.histogram for shard in shards), strict=True)))
 
 
 def common_ends(shards: Sequence[ShardInfo]) -> tuple[int, int]:
