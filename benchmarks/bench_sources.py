@@ -66,7 +66,13 @@ def main() -> None:
             opened = made[0]
             rows.append((f"{number:,} sources: open", f"{spent:.2f} s", f"{maps:,} mappings"))
             steps = iter(opened)
-            rows.append((f"{number:,}: first step", f"{1e3 * cpu_seconds(lambda s=steps: next(s)):.0f} ms", ""))  # type: ignore[misc] # noqa: E501
+            rows.append(
+                (
+                    f"{number:,}: first step",
+                    f"{1e3 * cpu_seconds(lambda s=steps: next(s)):.0f} ms",
+                    "",
+                )
+            )  # type: ignore[misc] # noqa: E501
             for _ in itertools.islice(steps, FIRST):
                 pass
             plan = loader(paths)._planner

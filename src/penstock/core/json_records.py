@@ -81,7 +81,7 @@ def _typed(kind: object, value: object, where: str) -> Any:
             kinds
             and set(kinds) == {int}
             and set(map(type, value)) == {int}
-            and -(2**63) <= min(value)
+            and min(value) >= -(2**63)
             and max(value) < 2**64
         ):
             return tuple(value)
