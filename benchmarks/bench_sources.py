@@ -72,7 +72,7 @@ def main() -> None:
                     f"{1e3 * cpu_seconds(lambda s=steps: next(s)):.0f} ms",
                     "",
                 )
-            )  # type: ignore[misc] # noqa: E501
+            )  # type: ignore[misc]
             for _ in itertools.islice(steps, FIRST):
                 pass
             plan = loader(paths)._planner
