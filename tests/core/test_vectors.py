@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from numba.core.errors import TypingError
 
 from penstock.core.compiled import address_of, kernel
-from penstock.core.vectors import CACHE_LINE, copy_into, copy_line, count_up, fill_with, find_bytes
+from penstock.core.vectors import (
+    CACHE_LINE,
+    copy_into,
+    copy_line,
+    count_up,
+    dot_words,
+    fill_with,
+    find_bytes,
+    largest_u16,
+    largest_u32,
+)
 
 Array = np.ndarray[Any, Any]
 SIZE = 200
@@ -156,3 +166,24 @@ def test_bytes_of_a_line_are_found(first: int, seed: int, below: int, one: int, 
         np.uint64
     )[0]
     assert _find(np.uint64(address_of(source) + first), below, one, other) == due
+
+
+@kernel
+def _dot(words: Array, first: int, count: int, factors: Array) -> Any:
+    return dot_words(words[first : first + count], factors)
+
+
+@kernel
+def _largest(words: Array, first: int, count: int) -> Any:
+    return largest_u16(words[first : first + count]), largest_u32(words[first : first + count])
+
+
+@settings(deadline=None)
+@given(st.integers(0, 70), st.integers(0, 130), st.integers(0, 9))
+def test_words_are_summed_and_compared_as_numpy_does(first: int, count: int, seed: int) -> None:
+    words, factors = _random("uint32", seed), _random("uint32", seed + 1)
+    mine = words[first : first + count].copy()
+    due = np.sum(mine.astype(np.uint64) * factors[:count].astype(np.uint64), dtype=np.uint64)
+    assert _dot(words, first, count, factors) == due
+    found = _largest(words, first, count)
+    assert found == (mine.view(np.uint16).max(initial=0), mine.max(initial=0))

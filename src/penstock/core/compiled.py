@@ -252,7 +252,8 @@ def address_of(array: Array) -> int:
     """Address of the first byte of `array`, which the caller must keep alive while a kernel uses
     it.
     """
-    return int(array.__array_interface__["data"][0])
+    # Not of `__array_interface__`, which describes the fields of records each time.
+    return int(array.ctypes.data)
 
 
 @intrinsic

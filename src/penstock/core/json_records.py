@@ -34,18 +34,32 @@ def record_of(kind: type[Record], value: object, where: str = "") -> Record:
     Raises:
         ValueError: A field is missing, unknown, or of another type; the message names it.
     """
-    known = list(fields(kind))  # type: ignore[arg-type]
+    known = _fields(kind)  # type: ignore[arg-type]
     if not isinstance(value, dict):
         raise ValueError(f"{where or 'it'}: expected an object, found {_shown(value)}")  # noqa: TRY004  (a file's type, not a caller's)
-    if wrong := sorted({field.name for field in known} ^ set(value)):
+    if known.keys() != value.keys():
+        wrong = sorted(known.keys() ^ value.keys())
         state = "unknown" if wrong[0] in value else "missing"
         raise ValueError(f"{_below(where, wrong[0])}: {state}")
     return kind(
         **{
-            field.name: _typed(field.type, value[field.name], _below(where, field.name))
-            for field in known
+            # Most values fit their types: only others need to know where they are.
+            name: value[name]
+            if type(value[name]) is of and of in _PLAIN and _fits(of, value[name])
+            else _typed(of, value[name], _below(where, name))
+            for name, of in known.items()
         }
     )
+
+
+@cache
+def _fields(kind: type) -> dict[str, Any]:
+    """Name → type of the fields of a dataclass."""
+    return {field.name: field.type for field in fields(kind)}
+
+
+_PLAIN = (int, str, bool)
+"""Types whose values are what JSON gives."""
 
 
 def _typed(kind: object, value: object, where: str) -> Any:
@@ -63,8 +77,12 @@ def _typed(kind: object, value: object, where: str) -> Any:
         ):
             raise ValueError(f"{where}: expected a list{_length(arguments)}, found {_shown(value)}")
         kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
-        if set(kinds) == {int} and all(
-            type(one) is int and -(2**63) <= one < 2**64 for one in value
+        if (
+            kinds
+            and set(kinds) == {int}
+            and set(map(type, value)) == {int}
+            and min(value) >= -(2**63)
+            and max(value) < 2**64
         ):
             return tuple(value)
         return tuple(
@@ -112,8 +130,8 @@ def _fits(kind: object, value: object) -> bool:
             and math.isfinite(value)
         )
     if kind is str:
-        return isinstance(value, str) and not any(
-            0xD800 <= ord(character) < 0xE000 for character in value
+        return isinstance(value, str) and (
+            value.isascii() or not any(0xD800 <= ord(character) < 0xE000 for character in value)
         )
     return type(value) is kind
 

@@ -13,6 +13,7 @@ access a whole cache line, which the caller must have room for.
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -198,6 +199,94 @@ def _count(typing_context, out):
     return types.void(out), codegen
 
 
+def _over_words(
+    builder: ir.IRBuilder,
+    words: ir.Value,
+    size: ir.Value,
+    begun: ir.Value,
+    step: Callable[[ir.Value, ir.Value, ir.Value, ir.Value | None], ir.Value],
+) -> ir.Value:
+    """Go over words (a pointer to `size` of 32 bits) a cache line at a time: step(state, words,
+    place, mask or None) returns the state after these; masked words are 0.
+    """
+    lanes, place = CACHE_LINE // 4, ir.IntType(32)
+    vector = ir.VectorType(place, lanes)
+    state = cgutils.alloca_once_value(builder, begun)
+    rest = builder.and_(size, size.type(lanes - 1))
+    whole = builder.sub(size, rest)
+    with cgutils.for_range_slice(builder, size.type(0), whole, size.type(lanes), size.type) as (
+        at,
+        _,
+    ):
+        found = builder.load(_at(builder, words, at, vector), align=1)
+        builder.store(step(builder.load(state), found, at, None), state)
+    with builder.if_then(builder.icmp_unsigned("!=", rest, size.type(0))):
+        mask = _first(builder, rest, lanes)
+        pointer, nothing = _at(builder, words, whole, vector), ir.Constant(vector, None)
+        found = _masked(builder, "load", vector, vector, [pointer, place(1), mask, nothing])
+        builder.store(step(builder.load(state), found, whole, mask), state)
+    return builder.load(state)
+
+
+def _reduced(builder: ir.IRBuilder, how: str, vector: ir.Value) -> ir.Value:
+    """Call llvm.vector.reduce.* for a vector of integers."""
+    kind = vector.type
+    function = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(kind.element, [kind]),
+        f"llvm.vector.reduce.{how}.v{kind.count}{kind.element.intrinsic_name}",
+    )
+    return builder.call(function, [vector])
+
+
+@intrinsic
+def _dot(typing_context, words, factors):
+    _require_rows(words, factors)
+
+    def codegen(context, builder, signature, arguments):
+        data, size = _parts(context, builder, words, arguments[0])
+        others, _ = _parts(context, builder, factors, arguments[1])
+        narrow = ir.VectorType(ir.IntType(32), CACHE_LINE // 4)
+        wide = ir.VectorType(ir.IntType(64), CACHE_LINE // 4)
+
+        def step(total, found, at, mask):
+            # Masked words are 0, whatever they are multiplied by; the factors are long enough.
+            pointer = _at(builder, others, at, narrow)
+            if mask is None:
+                times = builder.load(pointer, align=4)
+            else:
+                nothing = ir.Constant(narrow, None)
+                times = _masked(
+                    builder, "load", narrow, narrow, [pointer, ir.IntType(32)(4), mask, nothing]
+                )
+            product = builder.mul(builder.zext(found, wide), builder.zext(times, wide))
+            return builder.add(total, product)
+
+        total = _over_words(builder, data, size, ir.Constant(wide, None), step)
+        return _reduced(builder, "add", total)
+
+    return types.uint64(words, factors), codegen
+
+
+@intrinsic
+def _largest(typing_context, words, item):
+    _require_rows(words)
+
+    def codegen(context, builder, signature, arguments):
+        data, size = _parts(context, builder, words, arguments[0])
+        kind = context.get_data_type(item.dtype)
+        items = ir.VectorType(kind, CACHE_LINE * 8 // kind.width)
+
+        def step(most, found, at, mask):
+            found = builder.bitcast(found, items)
+            return builder.select(builder.icmp_unsigned(">", found, most), found, most)
+
+        most = _over_words(builder, data, size, ir.Constant(items, None), step)
+        return _reduced(builder, "umax", most)
+
+    return item.dtype(words, item), codegen
+
+
 def _bytes_at(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """Pointer to the vector of bytes that begins at an address."""
     return builder.inttoptr(address, ir.VectorType(ir.IntType(8), CACHE_LINE).as_pointer())
@@ -251,6 +340,26 @@ def copy_into(source, out):
 def fill_with(out, value):
     """Set every item to `value`."""
     _fill(out, value)
+
+
+@inline_kernel
+def dot_words(words, factors):
+    """Sum of words (uint32) times factors (uint32, at least as many), modulo 2^64 → uint64."""
+    return _dot(words, factors)
+
+
+@inline_kernel
+def largest_u16(words):
+    """The largest of the 16-bit numbers of which words (uint32) consist, two each → uint16; 0 if
+    there are none.
+    """
+    return _largest(words, np.uint16)
+
+
+@inline_kernel
+def largest_u32(words):
+    """The largest of some words (uint32) → uint32; 0 if there are none."""
+    return _largest(words, np.uint32)
 
 
 @inline_kernel

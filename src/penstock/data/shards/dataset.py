@@ -469,7 +469,7 @@ def _table(
     documents, batches = (
         [getattr(shard, name) for shard in manifest.shards] for name in ("documents", "batches")
     )
-    starts = np.cumsum([0, *documents], dtype=np.int64)
+    starts = np.cumsum(np.array([0, *documents], np.int64))
     addresses, sizes = addresses_of(mappings)
     return DocumentTable(
         num_documents=manifest.documents,
@@ -478,7 +478,7 @@ def _table(
         token_bytes=manifest.token_bytes,
         documents_per_batch=manifest.documents_per_batch,
         shard_starts=starts,
-        shard_first_batch=np.cumsum([0, *batches], dtype=np.int64),
+        shard_first_batch=np.cumsum(np.array([0, *batches], np.int64)),
         shard_addresses=addresses,
         shard_bytes=sizes,
         batches=map_numbers(path / BATCHES, k.BATCH, (sum(batches),)),

@@ -107,18 +107,28 @@ def map_file(path: Path) -> Array:
 
 
 def map_numbers(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> Array:
-    """Map a file of plain little-endian numbers, or of records of such.
+    """Map a file of plain little-endian numbers, or of records of such; one of at most a page is
+    read, as a mapping would take more: of those, a process has only so many.
 
     Raises:
         CorruptionError: The file's size is not that of `shape`, or it is not a regular file.
     """
     expected = math.prod(shape) * np.dtype(dtype).itemsize
     check_size(path, expected)
-    data = map_file(path)
+    data = map_file(path) if expected > mmap.PAGESIZE else _read_small(path)
     if len(data) != expected:
         raise _wrong_size(path, len(data), expected)
     numbers: Array = data.view(dtype).reshape(shape)
     return numbers
+
+
+def _read_small(path: Path) -> Array:
+    """Bytes of a file of at most a page, as `map_file` gives them."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return np.frombuffer(os.read(handle, mmap.PAGESIZE + 1), np.uint8)
+    finally:
+        os.close(handle)
 
 
 def check_size(path: Path, expected: int) -> None:

@@ -113,6 +113,9 @@ FIRST_LINES = 64
 written meanwhile.
 """
 
+PIECES_AHEAD = 16
+"""Pieces before which the places of a document are prefetched."""
+
 BAD_MEASURE = BAD_CHECKSUM_COUNT + 1
 """A fault next to those of `shards`: the objective measured a piece differently when it was
 planned.
@@ -177,11 +180,35 @@ def find_tokens(source, document):
 
 
 @inline_kernel
+def prefetch_length(sources, piece):
+    """Prefetch the length of a piece's document."""
+    source = sources[piece.source]
+    prefetch(source.lengths + np.uint64(piece.document) * source.lengths_stride)
+
+
+@inline_kernel
+def prefetch_places(sources, piece):
+    """Prefetch what says where the document of a piece is: its length, and its offsets."""
+    source = sources[piece.source]
+    base, _, line, row = find(source, piece.document)
+    batch, at = batch_at(line), base + (np.uint64(row) << np.uint64(3))
+    prefetch_length(sources, piece)
+    prefetch(at + batch.token_offsets)
+    if source.has_checksums:
+        prefetch(at + batch.checksum_offsets)
+
+
+@inline_kernel
 def locate_pieces(sources, pieces, begin, end, locations):
     """Find the documents of the pieces [begin, end); `locations` (`LOCATION` [end − begin]) is
     written.
+
+    Each waits for three places in memory, which lie anywhere: those of the pieces behind it are on
+    their way meanwhile.
     """
     for p in range(begin, end):
+        if p + PIECES_AHEAD < len(pieces):
+            prefetch_places(sources, pieces[p + PIECES_AHEAD])
         piece, location = pieces[p], locations[p - begin]
         source = sources[piece.source]
         location.status, location.tokens, location.checksums, location.stored = find_tokens(

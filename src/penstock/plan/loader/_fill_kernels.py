@@ -29,10 +29,12 @@ from penstock.plan.loader._document_kernels import (
     CAUSAL,
     FIRST_LINES,
     LOCATION,
+    PIECES_AHEAD,
     PYTHON,
     check_piece,
     locate_pieces,
     prefetch_ahead,
+    prefetch_length,
     read_spans,
     sources_of,
     stored_tokens,
@@ -400,6 +402,8 @@ def weigh_rows(sources, pieces, out, python_starts, python_weights, python_denom
     fill_with(out, 0)
     sums, slots = out[: len(out) - 1], np.int64(0)
     for p in range(len(pieces)):
+        if p + PIECES_AHEAD < len(pieces):
+            prefetch_length(sources, pieces[p + PIECES_AHEAD])
         piece = pieces[p]
         slots += piece.length
         source = sources[piece.source]

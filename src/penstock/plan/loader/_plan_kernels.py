@@ -14,7 +14,8 @@ from penstock.plan.packing._kernels import (
     place_next_fit,
     place_within,
 )
-from penstock.plan.sampling._kernels import add_skipped, charge, clear_skipped, pick
+from penstock.plan.sampling._choice_kernels import charge, choose
+from penstock.plan.sampling._kernels import add_skipped, clear_skipped
 
 PIECE = np.dtype(
     [
@@ -55,6 +56,9 @@ PROGRESS = np.dtype(
             (1,),
         ),  # free slots of the last row; with BEST_FIT_DECREASING slots taken in the window
         ("documents", np.int64, (1,)),  # pieces in the last row, counted by NEXT_FIT and CONCAT
+        ("elapsed", np.int64),  # tokens that every source has still to earn its share of
+        ("placed", np.int64),  # sources that the trees of `choose` have a place for
+        ("taken", np.int64),  # source of the last piece, if it has no new place yet; else −1
     ],
     align=True,
 )
@@ -72,6 +76,8 @@ def plan_window(
     max_pieces,
     shares,
     credits,
+    due,
+    free_again,
     heads,
     ends,
     entries,
@@ -101,7 +107,8 @@ def plan_window(
     (`CURSOR` [sources]) stands right after the last piece taken of each source, `skipped`
     (`SKIPPED` [sources]) counts what was left out before it; so does `untrained` (`UNTRAINED`
     [sources]) from `entry_untrained`, of each entry; both are empty where no source leaves parts
-    out. With a `document_limit` above 0, a row has at most that many pieces. With a `patch_limit`
+    out. `credits` of each source still lack its share of the `elapsed` tokens. With a
+    `document_limit` above 0, a row has at most that many pieces. With a `patch_limit`
     above 0, best fit also keeps the patches of a row's images (`entry_patches`, of each entry)
     within it.
     """
@@ -121,11 +128,12 @@ def plan_window(
         bare(documents_left),
     )
     entry_untrained, untrained = bare(entry_untrained), bare(untrained)
+    due, free_again = bare(due), bare(free_again)
     window = progress[0]
     count, rows, free, documents = window.pieces, window.rows, window.free, window.documents
     most = max_rows * document_limit if document_limit > 0 else max_pieces
     while True:
-        source = pick(shares, credits, heads, ends, entries, unit)
+        source = choose(shares, credits, heads, ends, entries, unit, window, due, free_again)
         if source < 0:
             window.pieces, window.rows = count, rows
             return FINISHED if source == -1 else -2 - source
@@ -196,7 +204,7 @@ def plan_window(
         add_skipped(skipped[source], entry.skipped)
         if len(untrained) > 0:
             add_untrained(untrained[source], entry_untrained[heads[source]])
-        charge(shares, credits, source, length, unit)
+        charge(credits, source, length, unit, window)
         if length < entry.length:
             piece.tokens = length
             entry.begin += length

@@ -31,6 +31,7 @@ from penstock.plan.loader.mixture import CUTTING, TOO_LONG, Source
 from penstock.plan.loader.node_rows import node_row, nodes_of
 from penstock.plan.loader.rewriting import Rewriting
 from penstock.plan.loader.row_extras import RowExtras
+from penstock.plan.loader.source_records import present_sources
 
 _FACTS = (ANSWER, TEMPERATURE, TRUNCATED)
 """Values of paths that do not say which answer is better."""
@@ -249,8 +250,8 @@ class Extras:
         if not self.has_trees:
             return {}
         total = np.zeros(len(UNITS), np.int64)
-        for source, table in enumerate(self._tables):
-            if table is not None and table.has_trees:
+        for source in present_sources(pieces):
+            if (table := self._tables[source]) is not None and table.has_trees:
                 total += table.counts(pieces["document"][pieces["source"] == source]).sum(0)
         return dict(zip(UNITS, total.tolist(), strict=True))
 
@@ -342,7 +343,10 @@ class Extras:
     ) -> None:
         numbers = pieces.view(np.int64).reshape(len(pieces), -1)
         blank_columns(numbers, row_starts, self._slots, self._known, self._fills, addresses)
+        present = set(present_sources(pieces[row_starts[0] : row_starts[-1]]))
         for source, table, wanted in self._copied:
+            if source not in present:
+                continue
             table.copy(numbers, row_starts, self._slots, source, wanted, addresses)
 
     def _row(

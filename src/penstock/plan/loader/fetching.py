@@ -31,6 +31,7 @@ from penstock.plan.loader.extras import extras_of
 from penstock.plan.loader.mixture import Source
 from penstock.plan.loader.plan_settings import PlanSettings
 from penstock.plan.loader.rewriting import Rewriting
+from penstock.plan.loader.source_records import present_sources
 from penstock.plan.loader.step_planner import StepPlan
 from penstock.plan.loader.steps_ahead import StepsAhead, Wanted, release
 
@@ -198,7 +199,9 @@ class Fetching:
         """The units that filling rows `begin` … `end` − 1 of a step reads."""
         first, last = step.row_starts[[begin, end]].tolist()
         found: Wanted = []
-        for number, holder in self._holders.items():
+        for number in present_sources(step.pieces):
+            if (holder := self._holders.get(number)) is None:
+                continue
             # Nobody adds up what each rank rewrites in Python.
             needs_all = self._rewritings[number].runs_in_python and not self._rewrites_own
             mine = step.pieces if needs_all else step.pieces[first:last]

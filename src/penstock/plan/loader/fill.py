@@ -28,7 +28,12 @@ from penstock.plan.loader.extras import Extras
 from penstock.plan.loader.filled_rows import FilledRows
 from penstock.plan.loader.python_objectives import PythonOutput, run_python
 from penstock.plan.loader.rewriting import Rewriting
-from penstock.plan.loader.source_records import NARROW_IDS, corruption, source_records
+from penstock.plan.loader.source_records import (
+    NARROW_IDS,
+    corruption,
+    present_sources,
+    source_records,
+)
 
 
 @final
@@ -68,6 +73,7 @@ class Fill:
         integer, floating = np.dtype(requirements.dtype or "int32"), np.dtype(np.float32)
         self._sources = source_records(datasets, rewritings, integer)
         self._raw_sources = self._sources.view(np.uint64)
+        self._in_python = np.array([rewriting.runs_in_python for rewriting in rewritings])
         self._lazy_lengths = {
             number: dataset.table.lengths
             for number, dataset in enumerate(datasets)
@@ -140,7 +146,7 @@ class Fill:
             ConfigError: An objective does not write what it measured, or writes weights that are
                 not required.
         """
-        output = run_python(self._rewritings, pieces)
+        output = run_python(self._rewritings, self._in_python, pieces)
         if (
             len(output.weights)
             and not self._requirements.loss_weights
@@ -244,8 +250,11 @@ class Fill:
         """Have the lengths that a kernel will read; the plan has read those of its pieces, so this
         costs a look.
         """
-        for number, lengths in self._lazy_lengths.items():
-            lengths.for_kernel(pieces["document"][pieces["source"] == number])
+        if not self._lazy_lengths:
+            return
+        for number in present_sources(pieces):
+            if (lengths := self._lazy_lengths.get(number)) is not None:
+                lengths.for_kernel(pieces["document"][pieces["source"] == number])
 
     def check_capacity(
         self, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]

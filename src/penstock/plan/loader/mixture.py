@@ -7,6 +7,7 @@ later.
 import math
 import operator
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
@@ -334,9 +335,8 @@ class Mixture:
         names = [source.name for source in self.sources]
         if not names:
             raise ConfigError("a mixture needs at least one source")
-        for name in names:
-            if names.count(name) > 1:
-                self._refuse_twice(name)
+        if twice := next((name for name, times in Counter(names).items() if times > 1), None):
+            self._refuse_twice(twice)
         self._check_shares_by_tokens(names)
         steps = [change.step for change in self.changes]
         if steps != sorted(set(steps)) or (steps and steps[0] < 1):

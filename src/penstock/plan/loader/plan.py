@@ -33,11 +33,13 @@ from penstock.plan.loader.mixture import Mixture
 from penstock.plan.loader.places import BEGINNING, Begin, Start
 from penstock.plan.loader.plan_settings import PlanSettings
 from penstock.plan.loader.rewriting import Rewriting
+from penstock.plan.loader.source_records import present_sources
 from penstock.plan.loader.stream import UNLIMITED, SourceStream
 from penstock.plan.loader.targets import UntrainedParts
 from penstock.plan.packing import PACKINGS
 from penstock.plan.packing.pack import left_in_rows, scratch
 from penstock.plan.sampling import integer_shares
+from penstock.plan.sampling._choice_kernels import tree_size
 from penstock.plan.sampling._kernels import ENTRY, SKIPPED
 from penstock.plan.sampling.shares import UNIT
 
@@ -131,10 +133,13 @@ class Plan:
         before = self._ramp.before(start.step)
         self._phase_rows = [self._ramp.before(step) - before for step, _ in phases]
         self._rows_before = before
-        self._phase_shares = [shares for _, shares in phases]
+        self._phase_shares = [np.array(shares) for _, shares in phases]
+        self._has_images = any(draw.image_patches is not None for draw in self._draws)
         count = len(self._draws)
         self._capacity = min(4096, max(64, BUFFER_ENTRIES // count))
         self._entries = np.zeros(count * (self._capacity + 1), ENTRY)
+        self._due = np.empty(tree_size(count))
+        self._free = np.empty(tree_size(count), np.int64)
         self._scratch = scratch(settings.sequence_length, settings.window_rows)
         self._pieces = np.empty(4096, PIECE)
         self._row_of = np.empty(4096, np.int64)
@@ -211,13 +216,13 @@ class Plan:
         self, pieces: Annotated[Records, PIECE, "pieces"], row_starts: Annotated[Int64, "rows+1"]
     ) -> Annotated[Int64, "rows"] | None:
         """Patches of the images of each row; None: no source has images."""
-        if all(source.image_patches is None for source in self._draws):
+        if not self._has_images:
             return None
         found = np.zeros(len(pieces) + 1, np.int64)
-        for number, source in enumerate(self._draws):
-            if source.image_patches is not None:
+        for number in present_sources(pieces):
+            if (patches := self._draws[number].image_patches) is not None:
                 mine = np.flatnonzero(pieces["source"] == number)
-                found[mine + 1] = source.image_patches[pieces["document"][mine]]
+                found[mine + 1] = patches[pieces["document"][mine]]
         of_rows: Annotated[Int64, "rows"] = np.diff(np.cumsum(found)[row_starts])
         return of_rows
 
@@ -254,7 +259,12 @@ class Plan:
             self._untrained = np.zeros(count if leaves_out else 0, UNTRAINED)
         self._tail_untrained = np.zeros_like(self._untrained)
         self._finished = np.array(
-            [draw.is_finished(state.cursors["position"][i]) for i, draw in enumerate(self._draws)]
+            [
+                draw.is_finished(position)
+                for draw, position in zip(
+                    self._draws, state.cursors["position"].tolist(), strict=True
+                )
+            ]
         )
 
     def windows(self) -> Iterator[Window]:
@@ -301,11 +311,8 @@ class Plan:
         """The shares in force for the next window, without finished sources."""
         phase = bisect_right(self._phase_rows, self._row) - 1
         shares = self._phase_shares[phase]
-        active = [
-            not finished and share > 0
-            for finished, share in zip(self._finished, shares, strict=True)
-        ]
-        if not any(active):
+        active = ~self._finished & (shares > 0)
+        if not active.any():
             self._refuse_to_end(phase)
         return integer_shares(shares, active)
 
@@ -331,6 +338,7 @@ class Plan:
         """Run the window kernel to its end, refilling buffers; returns (pieces, rows)."""
         shares = self._shares()
         progress = np.zeros(1, PROGRESS)
+        progress["taken"] = -1
         self._scratch[2][:] = 0
         self._scratch[3][:] = 0
         while True:
@@ -341,6 +349,8 @@ class Plan:
                 min(max_pieces, len(self._pieces)),
                 shares,
                 self._credits,
+                self._due,
+                self._free,
                 self._heads,
                 self._ends,
                 self._entries,
@@ -363,6 +373,7 @@ class Plan:
             if status in (WINDOW_FULL, FINISHED) or (
                 status == PIECES_FULL and pieces == max_pieces
             ):
+                self._credits += shares * progress["elapsed"]
                 return pieces, rows
             if status == PIECES_FULL:
                 taken, self._pieces = self._pieces, np.empty(2 * len(self._pieces), PIECE)
@@ -370,6 +381,8 @@ class Plan:
                 self._row_of = np.concatenate([self._row_of, np.empty_like(self._row_of)])
             elif not self._refill(status):
                 self._finished[status] = True
+                self._credits += shares * progress["elapsed"]
+                progress["elapsed"], progress["placed"], progress["taken"] = 0, 0, -1
                 shares = self._shares()
 
     def _take_and_sort(self, start: PlanState, max_rows: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from typing import Annotated, final
 
 import numpy as np
 
-from penstock.core.arrays import Float32, Float64, Int32, Int64, Records, UInt64
+from penstock.core.arrays import Bool, Float32, Float64, Int32, Int64, Records, UInt64
 from penstock.core.compiled import address_of
 from penstock.plan.loader._fill_kernels import PYTHON_ARRAYS
 from penstock.plan.loader._plan_kernels import PIECE
@@ -53,15 +53,17 @@ _NO_OUTPUT = PythonOutput(
 
 
 def run_python(
-    rewritings: Sequence[Rewriting], pieces: Annotated[Records, PIECE, "pieces"]
+    rewritings: Sequence[Rewriting],
+    of_sources: Annotated[Bool, "sources"],
+    pieces: Annotated[Records, PIECE, "pieces"],
 ) -> PythonOutput:
     """Rewrite the pieces of sources with an objective that has no compiled form (`program()` is
-    absent or None).
+    absent or None); `of_sources` says which sources have one.
     """
-    if not any(rewriting.runs_in_python for rewriting in rewritings):
+    if not of_sources.any():
         return _NO_OUTPUT
     prefixes = np.zeros(len(pieces), np.int32)
-    in_python = np.array([rewriting.runs_in_python for rewriting in rewritings])[pieces["source"]]
+    in_python = of_sources[pieces["source"]]
     lengths = np.where(in_python, pieces["length"], 0)
     ends = np.cumsum(lengths)
     starts = ends - lengths

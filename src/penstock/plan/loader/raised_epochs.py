@@ -74,9 +74,10 @@ def moved(old: Plan, plan: Plan, state: StepState, say: Callable[[str], None]) -
 
 def _refuse_lower(plan: Plan, pairs: list[tuple[Source, Source]], positions: list[int]) -> None:
     """Refuse limits that are lower than where the sources stand."""
-    for number, (position, (then, now)) in enumerate(zip(positions, pairs, strict=True)):
-        if position > plan.ends[number]:
-            epoch = (position - 1) // plan.sizes[number]
+    found = zip(positions, pairs, plan.ends, plan.sizes.tolist(), strict=True)
+    for position, (then, now), end, size in found:
+        if position > end:
+            epoch = (position - 1) // size
             raise StateError(
                 f"source {now.name!r}: max_epochs was {_text(then.max_epochs)}, is "
                 f"{_text(now.max_epochs)}, and the state stands in epoch {epoch} (the first "

@@ -6,7 +6,7 @@ a document, or of a part of one, is of (seed, source, epoch, document, part).
 """
 
 from dataclasses import replace
-from typing import Annotated, final
+from typing import Annotated, Any, final
 
 import numpy as np
 
@@ -67,8 +67,11 @@ class Rewriting:
         self.where, self.sequence_length = f"source {source.name!r}", sequence_length
         self._dataset, self._size, self._longest = dataset, size, longest
         self._key = np.uint64(key_for(seed, "objective", source.name))
-        self.objective: Objective = self._resolved(source.objective)
-        self.is_causal = isinstance(self.objective, Causal)
+        # The causal objective is asked nothing more: protocols are slow to ask, and sources many.
+        self.is_causal = isinstance(source.objective, Causal)
+        self.objective: Objective = (
+            source.objective if self.is_causal else self._resolved(source.objective)
+        )
         self.limit = int(self.objective.document_limit(sequence_length))
         if self.limit < 1:
             raise ConfigError(
@@ -78,9 +81,17 @@ class Rewriting:
             )
         self.limit = min(self.limit, longest or self.limit)
         # The array is held here, because kernels read it by address.
-        self._program = self.objective.program() if isinstance(self.objective, Compiled) else None
+        self._program = (
+            self.objective.program()
+            if not self.is_causal and isinstance(self.objective, Compiled)
+            else None
+        )
         self._framed: tuple[bool, bool] = (False, False) if self.is_causal else dataset.framed
-        if isinstance(self.objective, RewritingEos) and self.objective.rewrites_eos:
+        if (
+            not self.is_causal
+            and isinstance(self.objective, RewritingEos)
+            and self.objective.rewrites_eos
+        ):
             self._framed = self._framed[0], False
         if " at 0x" in repr(self.objective):
             raise ConfigError(
@@ -91,17 +102,17 @@ class Rewriting:
     @property
     def bidirectional(self) -> bool:
         """Whether documents may have a prefix with tokens that see each other."""
-        return is_bidirectional(self.objective)
+        return not self.is_causal and is_bidirectional(self.objective)
 
     @property
     def writes_targets(self) -> bool:
         """Whether targets are the objective's own, and not the tokens behind slots."""
-        return writes_targets(self.objective)
+        return not self.is_causal and writes_targets(self.objective)
 
     @property
     def makes_nodes(self) -> bool:
         """Whether documents are cut into parts that see each other by a tree."""
-        return isinstance(self.objective, WritingNodes)
+        return not self.is_causal and isinstance(self.objective, WritingNodes)
 
     def nodes(self, pieces: Annotated[Records, "pieces"]) -> list[Nodes]:
         """The parts that the objective makes of each piece, a BOS among them as their root."""
@@ -145,7 +156,7 @@ class Rewriting:
             )
         return tokenizer
 
-    def describe(self, record: np.void) -> None:
+    def describe(self, record: dict[str, Any]) -> None:
         """Fill in the fields of a `SOURCE_RECORD` that say what is done with its documents."""
         record["key"], record["epoch_documents"] = self._key, self._size
         record["begins_with_bos"], record["ends_with_eos"] = self._framed

@@ -28,11 +28,13 @@ from penstock.data.shards.dataset import Dataset
 from penstock.plan.loader._plan_kernels import CURSOR
 from penstock.plan.loader._target_kernels import UNTRAINED
 from penstock.plan.loader.extras import too_long_of
+from penstock.plan.loader.mixture import Source
 from penstock.plan.loader.packed_numbers import pack, unpack
 from penstock.plan.loader.places import order_text
 from penstock.plan.loader.plan import Plan, PlanState
 from penstock.plan.loader.raised_epochs import moved
 from penstock.plan.loader.step_planner import StepState
+from penstock.plan.loader.targets import UntrainedParts
 from penstock.plan.sampling._kernels import SKIPPED
 
 _DIGEST_BYTES = 8
@@ -70,13 +72,15 @@ def _digest(*parts: object) -> bytes:
     ).digest()
 
 
-def _cuts(plan: Plan, number: int) -> Iterator[tuple[str, int]]:
+def _cuts(
+    plan: Plan, source: Source, untrained: UntrainedParts | None
+) -> Iterator[tuple[str, int]]:
     """How the documents of a source are cut, where that is not by rows alone: nothing in the states
     of most runs.
     """
-    if (most := plan.settings.document_tokens(plan.mixture.sources[number])) is not None:
+    if (most := plan.settings.document_tokens(source)) is not None:
         yield "max_document_tokens", most
-    if (untrained := plan.untrained_parts[number]) is not None:
+    if untrained is not None:
         yield _DROPS, untrained.depends_on
 
 
@@ -87,8 +91,12 @@ def describe(plan: Plan) -> JsonObject:
     a source, of its data and of its settings, which only show what has changed.
     """
     whole, hints, more = [], b"", b""
-    sources = zip(plan.mixture.sources, plan.datasets, plan.rewritings, strict=True)
-    for number, (source, dataset, rewriting) in enumerate(sources):
+    names = [source.name for source in plan.mixture.sources]
+    few = len(names) <= _FEW
+    sources = zip(
+        plan.mixture.sources, plan.datasets, plan.rewritings, plan.untrained_parts, strict=True
+    )
+    for source, dataset, rewriting, untrained in sources:
         how = (
             source.name,
             source.share,
@@ -98,15 +106,14 @@ def describe(plan: Plan) -> JsonObject:
             order_text(source),
             too_long_of(source, dataset),
             *(Dataset.open(side).fingerprint for side in source.sides),
-            *_cuts(plan, number),
+            *_cuts(plan, source, untrained),
         )
         whole.append((dataset.fingerprint, how))
         hints += _digest(dataset.fingerprint)[:1] + _digest(how)[:1]
-        more += b"".join(
-            _digest(one)[:1] for one in (how[1], how[2], how[4], how[5], (how[3], how[6:]))
-        )
-    names = [source.name for source in plan.mixture.sources]
-    few = len(names) <= _FEW
+        if few:
+            more += b"".join(
+                _digest(one)[:1] for one in (how[1], how[2], how[4], how[5], (how[3], how[6:]))
+            )
     changes = [(change.step, sorted(change.shares.items())) for change in plan.mixture.changes]
     settings: JsonObject = {
         name: getattr(plan.settings, name)

@@ -1,4 +1,4 @@
-"""Compiled sampling: the permutation, the draw of one source, the pick among sources.
+"""Compiled sampling: the permutation, and the draw of one source.
 
 `permute` is a bijection of [0, size), computed for one index at a time from a key: a Feistel
 network over the fewest bits that hold `size` (halves may differ by a bit), walked until it lands
@@ -126,24 +126,28 @@ def permute(index, size, schedule):
 
 @inline_kernel
 def _permute_block(begin, size, schedule, outside, out):
-    """`permute` of begin, begin + 1, …, of as many as `out` has (int64), and `outside` at least
-    (int64).
+    """`permute` of begin, begin + 1, …, of as many as `out` has (int64); `outside` (int64) has room
+    for twice as many.
 
-    Those that are still outside [0, size) are listed in `outside` and go on together: a branch for
-    each would be guessed wrong every other time, and each wrong guess waits for a whole cipher.
+    Those that are still outside [0, size) are gathered in `outside`, places and then values, and go
+    on together: a branch for each would be guessed wrong every other time, and each wrong guess
+    waits for a whole cipher. So the ciphers are loops of their own, which become vector code.
     """
-    left = 0
+    places, values = outside[: len(out)], outside[len(out) :]
     for i in range(len(out)):
         out[i] = _encipher(np.uint64(begin + i), schedule)
-        outside[left] = i
+    left = 0
+    for i in range(len(out)):
+        places[left], values[left] = i, out[i]
         left += out[i] >= size
     while left:
         count, left = left, 0
         for j in range(count):
-            i = outside[j]
-            out[i] = _encipher(np.uint64(out[i]), schedule)
-            outside[left] = i
-            left += out[i] >= size
+            values[j] = _encipher(np.uint64(values[j]), schedule)
+        for j in range(count):
+            out[places[j]] = values[j]
+            places[left], values[left] = places[j], values[j]
+            left += values[j] >= size
 
 
 @inline_kernel
@@ -231,7 +235,7 @@ def permute_range(begin, size, key, mode, out):
     schedule, table, outside = (
         key_schedule(size, key),
         np.empty(SMALL, np.int64),
-        np.empty(SMALL, np.int64),
+        np.empty(2 * SMALL, np.int64),
     )
     if mode != SHUFFLE_NONE and size <= SMALL:
         small_permutation(size, key, table)
@@ -294,7 +298,7 @@ def draw(
     epoch = np.int64(-1)
     epoch_key = key
     schedule = key_schedule(size, key)
-    table, outside = np.empty(SMALL, np.int64), np.empty(SMALL, np.int64)
+    table, outside = np.empty(SMALL, np.int64), np.empty(2 * SMALL, np.int64)
     documents, totals = np.empty(SMALL, np.int64), np.empty(SMALL, np.int64)
     # Documents that are looked up, and those of them that are used.
     ready = used = 0
@@ -361,49 +365,3 @@ def draw(
             used += 1
             begin = 0
     return count, position, begin, np.int64(NOT_REFUSED)
-
-
-@inline_kernel
-def pick(shares, credits, heads, ends, entries, unit):
-    """The next source, −1 when all are finished, −2 − i when source i's buffer is empty.
-
-    Among sources with credit left, the one with the credit that covers its next document soonest
-    (the deadline rule of Tijdeman and Baruah, with documents for jobs): the overshoot after the
-    pick, over the share. Least overshoot alone lets a source run 1.3 longest documents ahead; this
-    keeps every source within one, both ways (measured).
-
-    Args:
-        shares: int64 [sources], sum `unit`; 0 for a source that is finished.
-        credits: int64 [sources], `unit` to a token.
-        heads, ends: int64 [sources], next entry and end of each source's part of `entries`.
-        entries: `ENTRY`, the buffers of all sources end to end.
-    """
-    best = -1
-    best_wait = 0.0
-    fallback = -1
-    fallback_wait = 0.0
-    for source in range(len(shares)):
-        share = shares[source]
-        if share == 0:
-            continue
-        if heads[source] == ends[source]:
-            return -2 - source
-        wait = (
-            float(entries[heads[source]].length) * float(unit - share) - float(credits[source])
-        ) / float(share)
-        if credits[source] >= 0:
-            if best < 0 or wait < best_wait:
-                best, best_wait = source, wait
-        elif fallback < 0 or wait < fallback_wait:
-            fallback, fallback_wait = source, wait
-    return best if best >= 0 else fallback
-
-
-@inline_kernel
-def charge(shares, credits, source, length, unit):
-    """Charge `source` for `length` tokens: every source earns its share of them, this one pays for
-    all.
-    """
-    for other in range(len(shares)):
-        credits[other] += length * shares[other]
-    credits[source] -= length * unit

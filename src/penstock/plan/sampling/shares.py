@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
-from penstock.core.arrays import Int64
+from penstock.core.arrays import Bool, Float64, Int64
 from penstock.core.errors import ConfigError
 
 UNIT = 1 << 30
@@ -17,7 +17,7 @@ tokens) fit int64.
 
 
 def integer_shares(
-    shares: Sequence[float], active: Sequence[bool] | None = None
+    shares: Sequence[float] | Float64, active: Sequence[bool] | Bool | None = None
 ) -> Annotated[Int64, "sources"]:
     """Scale shares to integers that add up to UNIT, by largest remainder; a positive share stays at
     least 1.
@@ -34,15 +34,15 @@ def integer_shares(
     """
     values = np.asarray(shares, np.float64)
     if not np.isfinite(values).all() or (values < 0).any():
-        raise ConfigError(f"shares must be finite and not negative, got {list(shares)}")
+        raise ConfigError(f"shares must be finite and not negative, got {values.tolist()}")
     if active is not None:
-        if not any(active):
+        if not np.any(active):
             return np.zeros(len(values), np.int64)
         values = np.where(active, values, 0.0)
     if values.max() <= 0:
         raise ConfigError(
-            f"the shares of the sources that are left add up to 0: {list(shares)}; give one "
-            "of them a share"
+            "the shares of the sources that are left add up to 0: "
+            f"{np.asarray(shares).tolist()}; give one of them a share"
         )
     # Scaled first, so that the sum is finite.
     scaled = values / values.max()

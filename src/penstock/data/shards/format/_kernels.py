@@ -26,6 +26,7 @@ from penstock.core.compiled import (
     viewer,
 )
 from penstock.core.randomness import mix
+from penstock.core.vectors import largest_u16, largest_u32
 from penstock.data.stores._kernels import MULTIPLIERS, sum_words
 
 CHUNK_TOKENS = 256
@@ -325,15 +326,12 @@ def largest_id(address, count, token_bytes):
     """The highest of `count` tokens at an address, −1 if there are none → int64."""
     if count <= 0:
         return np.int64(-1)
-    # Compared in their own width, so that the loops compile to vector instructions.
-    narrow, wide = np.uint16(0), np.uint32(0)
+    words = view_u32(address, (count * token_bytes) >> 2)
     if token_bytes == 2:
-        for token in view_u16(address, count):
-            narrow = max(narrow, token)
-        return np.int64(narrow)
-    for token in view_u32(address, count):
-        wide = max(wide, token)
-    return np.int64(wide)
+        # The last one is in no word if their number is odd.
+        last = view_u16(address, count)[count - 1]
+        return np.int64(max(largest_u16(words), last))
+    return np.int64(largest_u32(words))
 
 
 @inline_kernel

@@ -8,11 +8,12 @@ in the `tokenizer` folder, where transformers looks for it. Export and serving r
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Self, final
+from typing import NoReturn, Self, final
 
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.core.folders import check_unlocked
@@ -361,7 +362,8 @@ def shard_as_json(shard: ShardInfo) -> JsonObject:
 
 def add_histograms(shards: Sequence[ShardInfo]) -> tuple[int, ...]:
     """Sum of the shards' histograms."""
-    return tuple(sum(shard.histogram[b] for shard in shards) for b in range(HISTOGRAM_BINS))
+    none = (0,) * HISTOGRAM_BINS
+    return tuple(map(sum, zip(none, *(shard.histogram for shard in shards), strict=True)))
 
 
 def common_ends(shards: Sequence[ShardInfo]) -> tuple[int, int]:
@@ -372,6 +374,16 @@ def common_ends(shards: Sequence[ShardInfo]) -> tuple[int, int]:
 
 def _read(folder: Path) -> JsonObject:
     path = folder / MANIFEST
+    if not os.path.isfile(path):
+        _refuse(folder, path)
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise CorruptionError(f"{path}: not a JSON object; copy it again, or prepare again")
+    return value
+
+
+def _refuse(folder: Path, path: Path) -> NoReturn:
+    """Say what is there instead of a manifest."""
     if not folder.is_dir():
         if any(Path(f"{folder}{ending}").is_file() for ending in ("", ".idx")):
             raise FormatError(
@@ -379,24 +391,19 @@ def _read(folder: Path) -> JsonObject:
                 "Megatron prefix or an .npy file"
             )
         raise FormatError(f"{folder}: no such folder; give a folder that `penstock prepare` made")
-    if not path.is_file():
-        splits = [name for name in ("train", "validation") if (folder / name / MANIFEST).is_file()]
-        if splits:
-            raise FormatError(f"{folder}: holds {' and '.join(splits)}; give {folder / splits[0]}")
-        try:
-            check_unlocked(folder, folder.joinpath(*PREPARING), doing="preparing")
-        except OutputError as error:
-            raise FormatError(
-                f"{folder}: not a dataset yet: {str(error).removeprefix(f'{folder}: ')}"
-            ) from None
+    splits = [name for name in ("train", "validation") if (folder / name / MANIFEST).is_file()]
+    if splits:
+        raise FormatError(f"{folder}: holds {' and '.join(splits)}; give {folder / splits[0]}")
+    try:
+        check_unlocked(folder, folder.joinpath(*PREPARING), doing="preparing")
+    except OutputError as error:
         raise FormatError(
-            f"{folder}: not a dataset: no {MANIFEST}; preparation did not finish, or the "
-            "folder is something else; run the same `penstock prepare` again to continue"
-        )
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise CorruptionError(f"{path}: not a JSON object; copy it again, or prepare again")
-    return value
+            f"{folder}: not a dataset yet: {str(error).removeprefix(f'{folder}: ')}"
+        ) from None
+    raise FormatError(
+        f"{folder}: not a dataset: no {MANIFEST}; preparation did not finish, or the "
+        "folder is something else; run the same `penstock prepare` again to continue"
+    )
 
 
 @final
