@@ -85,6 +85,11 @@ def as_tensors(
     return {**fields, **moved}
 
 
+def is_cpu(device: Any) -> bool:
+    """Whether a device is the host; None is."""
+    return device is None or torch.device(device).type == "cpu"
+
+
 def on_device(array: Array | torch.Tensor, device: torch.device) -> torch.Tensor:
     """An array of the host as a tensor on a device; the host does not wait for the device.
 
