@@ -10,7 +10,7 @@ from typing import Annotated, Any, final
 
 import numpy as np
 
-from penstock.core.arrays import Array, Float32, Int32, Int64, Records
+from penstock.core.arrays import Array, Int64, Records
 from penstock.plan.inputs.model_input import StepFields
 from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader._plan_kernels import PIECE
@@ -29,20 +29,22 @@ class StepArrays(MutableMapping[str, Any]):
     all.
 
     Args:
-        fields: Those that are known.
-        make: Makes a field by its name; None: all are known.
+        fields: All of them; None: each is made by `make`.
+        make: Makes a field by its name.
     """
 
     __slots__ = ("_make", "_values")
 
     def __init__(
-        self, fields: Mapping[str, Any] = _UNMADE, make: Callable[[str], Any] | None = None
+        self,
+        fields: Mapping[str, Any] | None = None,
+        make: Callable[[str], Any] = lambda name: None,
     ) -> None:
-        self._values, self._make = dict(fields), make
+        self._values, self._make = dict(_UNMADE if fields is None else fields), make
 
     def __getitem__(self, name: str) -> Any:
         value = self._values[name]
-        if value is _LATER and self._make is not None:
+        if value is _LATER:
             value = self._values[name] = self._make(name)
         return value
 
@@ -108,8 +110,9 @@ def derived(
     pieces: Annotated[Records, PIECE, "pieces"],
     row_starts: Annotated[Int64, "rows+1"],
     shape: tuple[int, int],
-) -> Annotated[Float32, "rows distances slots"] | Annotated[Int32, "rows slots"]:
-    """A field of `DERIVED`, as the kernel fills it: weights where all of a document count 1.
+) -> Array:
+    """A field of `DERIVED` as the kernel fills it, where all of a document counts 1: loss weights,
+    float32 [R, D, T]; positions or document ids, int32 [R, T].
 
     Args:
         name: Of the field.

@@ -144,7 +144,7 @@ class Step:
             device: Target device; None: the CPU.
             non_blocking: Copy from page-locked memory without waiting.
         """
-        from penstock.plan.inputs.torch_tensors import as_tensors, is_cpu
+        from penstock.plan.inputs.torch_tensors import as_host_tensor, as_tensors, is_cpu
 
         rows = self._rows
         if not is_cpu(device):
@@ -153,8 +153,9 @@ class Step:
             return cast("StepFields[torch.Tensor]", as_tensors(filled, device, non_blocking))
         rows.widen()
 
+
         def make(name: str) -> Any:
-            return as_tensors({name: rows.field_as_filled(name)}, None, False)[name]
+            return as_host_tensor(name, rows.field_as_filled(name))
 
         return cast("StepFields[torch.Tensor]", StepArrays(make=make))
 
