@@ -192,6 +192,23 @@ def locate_pieces(sources, pieces, begin, end, locations):
         location.prefetch_begin = first - first % np.uint64(CACHE_LINE)
         location.prefetch_end = first + np.uint64(piece.tokens) * token_bytes
         prefetch(location.checksums)
+        # The rest of the piece comes later; this one brings in the entry of the page table, too.
+        prefetch(location.prefetch_begin)
+
+
+@inline_kernel
+def prefetch_lookups(sources, pieces, begin, end):
+    """Prefetch what `locate_pieces` will read for the pieces [begin, end): length and offsets of
+    each document.
+    """
+    for p in range(begin, end):
+        piece = pieces[p]
+        source = sources[piece.source]
+        base, _, line, row = find(source, piece.document)
+        batch, place = batch_at(line), np.uint64(row) * np.uint64(8)
+        prefetch(source.lengths + np.uint64(piece.document) * source.lengths_stride)
+        prefetch(base + batch.token_offsets + place)
+        prefetch(base + batch.checksum_offsets + place)
 
 
 @inline_kernel

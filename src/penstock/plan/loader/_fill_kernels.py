@@ -33,6 +33,7 @@ from penstock.plan.loader._document_kernels import (
     check_piece,
     locate_pieces,
     prefetch_ahead,
+    prefetch_lookups,
     read_spans,
     sources_of,
     stored_tokens,
@@ -296,16 +297,19 @@ def fill_rows(
     cu_of_all, entries = metadata[end_to_end:cu_seqlens], np.int64(0)
     memory = np.empty(count, LOCATION)
     locations = bare(memory)
+    located = row_starts[min(2, rows)]
+    prefetch_lookups(sources, pieces, first, row_starts[min(3, rows)])
+    locate_pieces(sources, pieces, first, located, locations)
     if rows:
-        locate_pieces(sources, pieces, first, row_starts[1], locations)
         prefetch_ahead(locations, np.int64(0), row_starts[1] - first, FIRST_LINES)
     for row in range(rows):
-        # The pieces of the next row are located and prefetched while this one is written.
+        # While this row is written, the pieces of the next are prefetched, those of the row after
+        # that located, and what locating those of one more will read is prefetched.
         prefetched = row_starts[row + 1] - first
         following = row_starts[min(row + 2, rows)] - first
-        locate_pieces(
-            sources, pieces, first + prefetched, first + following, locations[prefetched:]
-        )
+        begin, located = located, row_starts[min(row + 3, rows)]
+        locate_pieces(sources, pieces, begin, located, locations[begin - first :])
+        prefetch_lookups(sources, pieces, located, row_starts[min(row + 4, rows)])
         cu_begin, cu_end = (
             row_starts[row] - first + 2 * row,
             row_starts[row + 1] - first + 2 * row + 2,

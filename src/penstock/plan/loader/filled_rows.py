@@ -18,8 +18,13 @@ from penstock.plan.loader.companion import Accompany
 from penstock.plan.loader.extras import StepExtras
 from penstock.plan.loader.on_demand import DERIVED, Demand, derived
 
-_BUFFERS = ("tokens", "targets", "loss_weights", "positions", "document_ids", "prefix")
-"""Fields in the order of `ROW_ARRAYS`."""
+_BUFFERS = {
+    name: place
+    for place, name in enumerate(
+        ("tokens", "targets", "loss_weights", "positions", "document_ids", "prefix")
+    )
+}
+"""Fields, and their places in `ROW_ARRAYS`."""
 _INTEGERS = ("tokens", "targets", "positions")
 _OF_BORDERS = ("cu_seqlens", "max_seqlen", "reach")
 
@@ -147,7 +152,7 @@ class FilledRows(Sequence[ModelInput]):
         if made is not None:
             return made
         # A view, not the array of the buffer: what a caller holds must refer to the buffer's block.
-        array: Array = self._arrays[_BUFFERS.index(name)][:]
+        array: Array = self._arrays[_BUFFERS[name]][:]
         if name in DERIVED:
             if not getattr(self._need, name):
                 return None
