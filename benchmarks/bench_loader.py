@@ -5,8 +5,8 @@ come, from the plan to torch tensors in int64, checksums checked. A loop reads a
 targets, loss weights, positions, document ids, cumulative lengths), or tokens and targets alone;
 also while the last two steps are held, as a trainer that prefetches does, and row by row. Variants
 name dtype and arrays. Each has its own mapping and order of documents, so none finds them in a
-cache. Against it: nanoGPT's `get_batch` and torch's DataLoader over a mapped file, which make tokens and
-targets and know no documents; Megatron's dataset and Grain, with `--peers`.
+cache. Against it: nanoGPT's `get_batch` and torch's DataLoader over a mapped file, which make
+tokens and targets and know no documents; Megatron's dataset and Grain, with `--peers`.
 
 The fill is the kernel alone. It is held against two limits, which make one array of 8 bytes a token
 where complete rows in int64 are four. NumPy's gather makes a batch of rows at random places of a

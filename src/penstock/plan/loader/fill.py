@@ -255,9 +255,7 @@ class Fill:
             addresses[own:],
             metadata[2 * rows + count : 2 * rows + 2 * count],
         )
-        return FilledRows(
-            need, pieces, row_starts, arrays[:own], metadata, extras, self._demand
-        )
+        return FilledRows(need, pieces, row_starts, arrays[:own], metadata, extras, self._demand)
 
     def _need_lengths(self, pieces: Annotated[Records, PIECE, "pieces"]) -> None:
         """Have the lengths that a kernel will read; the plan has read those of its pieces, so this

@@ -6,6 +6,7 @@ that. Values and dtypes never depend on this: only where and when the work is do
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from itertools import pairwise
 from typing import Annotated, Any, final
 
 import numpy as np
@@ -127,7 +128,7 @@ def derived(
         if is_weights
         else np.empty((rows, slots), np.int32)
     )
-    for row, (first, last) in enumerate(zip(row_starts[:-1], row_starts[1:], strict=True)):
+    for row, (first, last) in enumerate(pairwise(row_starts.tolist())):
         of_row, slot = pieces[first:last], 0
         # The padding is one document more.
         lengths = [*of_row["length"].tolist(), slots - int(of_row["length"].sum())]

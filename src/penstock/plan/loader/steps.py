@@ -153,7 +153,6 @@ class Step:
             return cast("StepFields[torch.Tensor]", as_tensors(filled, device, non_blocking))
         rows.widen()
 
-
         def make(name: str) -> Any:
             return as_host_tensor(name, rows.field_as_filled(name))
 
