@@ -142,7 +142,8 @@ class FilledRows(Sequence[ModelInput]):
         """Tokens of each row: a few Python integers, because NumPy would take a microsecond for
         each sum.
         """
-        return self._metadata[: 2 * len(self) : 2].tolist()
+        used: list[int] = self._metadata[: 2 * len(self) : 2].tolist()
+        return used
 
     def _array(self, name: str) -> Array | None:
         """[R, …] one of `_BUFFERS`, as it was filled, or made now; None: it is not required, or
