@@ -57,7 +57,9 @@ class InputRequirements:
     this is True.
     """
     dtype: Literal["int32", "int64"] | None = None
-    """Of tokens, targets, positions and document ids; int32 by default (half the bytes)."""
+    """Of tokens, targets, positions and document ids; int32 by default (half the bytes). Tensors of
+    torch are int64 either way, but for document ids, and no second pass converts those of a step.
+    """
     attention: Attention | None = None
     """What `positions`, `cu_seqlens` and `max_seqlen` describe; "document" by default. "row" lets
     documents of a row see each other, to reproduce baselines that do. It leaves `document_ids`

@@ -85,6 +85,19 @@ def as_tensors(
     return {**fields, **moved}
 
 
+def as_host_tensor(name: str, value: Any) -> Any:
+    """The same for one field, on the CPU."""
+    if not isinstance(value, np.ndarray):
+        return as_tensors(dict(value), None, False) if name == "columns" else value
+    tensor = _tensor(value)
+    return tensor.long() if name in _INT64 and tensor.dtype != torch.int64 else tensor
+
+
+def is_cpu(device: Any) -> bool:
+    """Whether a device is the host; None is."""
+    return device is None or torch.device(device).type == "cpu"
+
+
 def on_device(array: Array | torch.Tensor, device: torch.device) -> torch.Tensor:
     """An array of the host as a tensor on a device; the host does not wait for the device.
 

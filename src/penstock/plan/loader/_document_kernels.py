@@ -219,6 +219,8 @@ def locate_pieces(sources, pieces, begin, end, locations):
         location.prefetch_begin = first - first % np.uint64(CACHE_LINE)
         location.prefetch_end = first + np.uint64(piece.tokens) * token_bytes
         prefetch(location.checksums)
+        # The rest of the piece comes later; this one brings in the entry of the page table, too.
+        prefetch(location.prefetch_begin)
 
 
 @inline_kernel

@@ -57,7 +57,7 @@ ROW_ARRAYS = np.dtype(
         ("targets", np.uint64),  # [R, D, T], of the dtype of the tokens
         ("weights", np.uint64),  # float32 [R, D, T]
         ("positions", np.uint64),  # [R, T], of the dtype of the tokens
-        ("document_ids", np.uint64),  # [R, T], of the dtype of the tokens
+        ("document_ids", np.uint64),  # [R, T], int32 or int64
         ("prefix", np.uint64),  # bool [R, T], whether the slot is in a prefix
     ],
     align=True,
@@ -251,6 +251,7 @@ def fill_rows(
     row_starts,
     pad_id,
     tokens,
+    document_ids,
     distances,
     addresses,
     capacity,
@@ -268,6 +269,7 @@ def fill_rows(
         pieces, row_starts: The rows' pieces (`PIECE`), as in a window; the first row may begin at
             any piece.
         tokens: [R, T], written.
+        document_ids: [R, T], or [R, 0]; an argument because its dtype may be another.
         distances: D, of targets.
         addresses: uint64, the bytes of one `ROW_ARRAYS`; the arrays that it leads to are written.
         capacity: Entries of cumulative lengths that a row has, or 0 for two more than the row has
@@ -283,7 +285,7 @@ def fill_rows(
         (fault or OK, index of the piece in which it is or −1).
     """
     sources, pieces, row_starts = sources_of(sources), bare(pieces), bare(row_starts)
-    tokens, metadata = bare(tokens), bare(metadata)
+    tokens, metadata, document_ids = bare(tokens), bare(metadata), bare(document_ids)
     rows, slots = tokens.shape
     first, count = row_starts[0], row_starts[rows] - row_starts[0]
     at = _view_row_arrays(np.uint64(addresses.ctypes.data), 1)[0]
@@ -291,24 +293,22 @@ def fill_rows(
     targets = view_array(at.targets, (rows, distances, slots), tokens.dtype)
     weights = view_array(at.weights, (rows, distances, slots if at.weights else 0), np.float32)
     positions = view_array(at.positions, (rows, slots if at.positions else 0), tokens.dtype)
-    document_ids = view_array(
-        at.document_ids, (rows, slots if at.document_ids else 0), tokens.dtype
-    )
     prefixes = view_array(at.prefix, (rows, slots if at.prefix else 0), np.bool_)
     source_ids, prefix_lengths, end_to_end, cu_seqlens = metadata_offsets(rows, count)
     cu_of_all, entries = metadata[end_to_end:cu_seqlens], np.int64(0)
     memory = np.empty(count, LOCATION)
     locations = bare(memory)
+    located = row_starts[min(2, rows)]
+    locate_pieces(sources, pieces, first, located, locations)
     if rows:
-        locate_pieces(sources, pieces, first, row_starts[1], locations)
         prefetch_ahead(locations, np.int64(0), row_starts[1] - first, FIRST_LINES)
     for row in range(rows):
-        # The pieces of the next row are located and prefetched while this one is written.
+        # While this row is written, the pieces of the next are prefetched, and those of the row
+        # after that are located.
         prefetched = row_starts[row + 1] - first
         following = row_starts[min(row + 2, rows)] - first
-        locate_pieces(
-            sources, pieces, first + prefetched, first + following, locations[prefetched:]
-        )
+        begin, located = located, row_starts[min(row + 3, rows)]
+        locate_pieces(sources, pieces, begin, located, locations[begin - first :])
         cu_begin, cu_end = (
             row_starts[row] - first + 2 * row,
             row_starts[row + 1] - first + 2 * row + 2,

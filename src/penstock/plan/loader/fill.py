@@ -23,9 +23,10 @@ from penstock.plan.loader._document_kernels import BAD_MEASURE
 from penstock.plan.loader._fill_kernels import ROW_ARRAYS, fill_rows, metadata_offsets, weigh_rows
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader._rewrite_kernels import scratch_size
-from penstock.plan.loader.buffers import Allocate, BufferPool
+from penstock.plan.loader.buffers import Allocate, BufferPool, Layout
 from penstock.plan.loader.extras import Extras
 from penstock.plan.loader.filled_rows import FilledRows
+from penstock.plan.loader.on_demand import DERIVED, Demand
 from penstock.plan.loader.python_objectives import PythonOutput, run_python
 from penstock.plan.loader.rewriting import Rewriting
 from penstock.plan.loader.source_records import (
@@ -70,8 +71,9 @@ class Fill:
         self._extras = extras
         self._datasets, self._requirements, self._rewritings = datasets, requirements, rewritings
         self._pad_id, self._slots = pad_id, sequence_length
-        integer, floating = np.dtype(requirements.dtype or "int32"), np.dtype(np.float32)
-        self._sources = source_records(datasets, rewritings, integer)
+        # Whatever rows are filled in: what they hold does not depend on who takes them.
+        self._required = np.dtype(requirements.dtype or "int32")
+        self._sources = source_records(datasets, rewritings, self._required)
         self._raw_sources = self._sources.view(np.uint64)
         self._in_python = np.array([rewriting.runs_in_python for rewriting in rewritings])
         self._lazy_lengths = {
@@ -86,21 +88,9 @@ class Fill:
         self._scratch_size = scratch_size(sequence_length) if compiled else 0
         has_prefixes = _has_prefixes(requirements, rewritings)
         self._distances = requirements.target_distances or 1
-        layout = {
-            "tokens": ((sequence_length,), integer),
-            "targets": ((self._distances, sequence_length), integer),
-            "weights": (
-                (self._distances, sequence_length if requirements.loss_weights else 0),
-                floating,
-            ),
-            "positions": ((sequence_length if requirements.positions else 0,), integer),
-            "document_ids": ((sequence_length if requirements.document_ids else 0,), integer),
-            "prefix": ((sequence_length if has_prefixes else 0,), np.dtype(np.bool_)),
-        }
-        columns = [((sequence_length,), np.dtype(column.dtype)) for column in extras.columns]
-        self._pool = BufferPool(
-            [*(layout[name] for name in ROW_ARRAYS.names or ()), *columns], keep, allocate
-        )
+        self._has_prefixes, self._keep, self._allocate = has_prefixes, keep, allocate
+        self._demand = Demand(requirements, _derivable(datasets, requirements, rewritings, extras))
+        self._pools: dict[tuple[str, frozenset[str]], BufferPool] = {}
         _require_own_targets(requirements, rewritings)
         if not requirements.loss_weights:
             for dataset in datasets:
@@ -110,6 +100,32 @@ class Fill:
                         f"{dataset.name!r} has weights other than 0 and 1, which would be "
                         "lost; require loss_weights=True"
                     )
+
+    def _pool(self) -> BufferPool:
+        """Buffers for what the consumer takes. When that grows, those of before are given up."""
+        wanted = self._demand.wanted
+        pool = self._pools.get(wanted)
+        if pool is None:
+            pool = BufferPool(self._layout(*wanted), self._keep, self._allocate)
+            self._pools = {wanted: pool}
+        return pool
+
+    def _layout(self, integer: str, fields: frozenset[str]) -> Layout:
+        """Arrays of a row as they are filled: those of `ROW_ARRAYS`, then columns."""
+        slots, narrow_or_wide = self._slots, np.dtype(integer)
+
+        def if_wanted(name: str) -> int:
+            return slots if name in fields else 0
+
+        return [
+            ((slots,), narrow_or_wide),
+            ((self._distances, slots), narrow_or_wide),
+            ((self._distances, if_wanted("loss_weights")), np.dtype(np.float32)),
+            ((if_wanted("positions"),), narrow_or_wide),
+            ((if_wanted("document_ids"),), self._required),
+            ((slots if self._has_prefixes else 0,), np.dtype(np.bool_)),
+            *(((slots,), np.dtype(column.dtype)) for column in self._extras.columns),
+        ]
 
     def _require_narrow_vocabularies(self) -> None:
         """Refuse vocabularies with too high ids; where none is known, pieces are checked as they
@@ -211,7 +227,7 @@ class Fill:
         joined = need.attention == "row"
         # Documents that are joined need no room in what the caller gets.
         capacity = 0 if joined else need.cu_seqlens_capacity or 0
-        arrays, addresses = self._pool.take(rows)
+        arrays, addresses = self._pool().take(rows)
         _, _, _, borders = metadata_offsets(rows, count)
         metadata = np.empty(borders + (rows * capacity or count + 2 * rows), np.int32)
         self._need_lengths(pieces[row_starts.item(0) : row_starts.item(-1)])
@@ -221,6 +237,7 @@ class Fill:
             row_starts,
             self._pad_id,
             arrays[0],
+            arrays[4],
             self._distances,
             addresses,
             capacity,
@@ -244,7 +261,7 @@ class Fill:
             addresses[own:],
             metadata[2 * rows + count : 2 * rows + 2 * count],
         )
-        return FilledRows(need, row_starts, arrays[:own], metadata, extras)
+        return FilledRows(need, pieces, row_starts, arrays[:own], metadata, extras, self._demand)
 
     def _need_lengths(self, pieces: Annotated[Records, PIECE, "pieces"]) -> None:
         """Have the lengths that a kernel will read; the plan has read those of its pieces, so this
@@ -297,6 +314,20 @@ class Fill:
                 f"a token id of 2^31 or more; {self._cure_of_wide_ids(source)}"
             )
         raise corruption(self._datasets[source], number, fault)
+
+
+def _derivable(
+    datasets: Sequence[Corpus],
+    requirements: InputRequirements,
+    rewritings: Sequence[Rewriting],
+    extras: Extras,
+) -> frozenset[str]:
+    """The arrays that follow from the plan alone."""
+    if extras.has_trees or extras.has_nodes or requirements.attention == "row":
+        return frozenset()
+    weighted = any(dataset.table.has_spans for dataset in datasets)
+    causal = all(rewriting.is_causal for rewriting in rewritings)
+    return DERIVED if causal and not weighted else DERIVED - {"loss_weights"}
 
 
 def _require_own_targets(requirements: InputRequirements, rewritings: Sequence[Rewriting]) -> None:

@@ -9,13 +9,24 @@ from penstock.core.arrays import Array, Int32, Int64, Records
 from penstock.core.errors import ConfigError
 from penstock.media.rows import RowMedia
 from penstock.plan.inputs.joining import joined_reach, shifted
-from penstock.plan.inputs.model_input import ModelInput, StepFields
+from penstock.plan.inputs.model_input import ModelInput
 from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader._fill_kernels import metadata_offsets
 from penstock.plan.loader._plan_kernels import PIECE
 from penstock.plan.loader.buffers import Buffers
 from penstock.plan.loader.companion import Accompany
 from penstock.plan.loader.extras import StepExtras
+from penstock.plan.loader.on_demand import DERIVED, Demand, derived
+
+_BUFFERS = {
+    name: place
+    for place, name in enumerate(
+        ("tokens", "targets", "loss_weights", "positions", "document_ids", "prefix")
+    )
+}
+"""Fields, and their places in `ROW_ARRAYS`."""
+_INTEGERS = ("tokens", "targets", "positions")
+_OF_BORDERS = ("cu_seqlens", "max_seqlen", "reach")
 
 
 @final
@@ -25,40 +36,55 @@ class FilledRows(Sequence[ModelInput]):
 
     Args:
         need: Which arrays the rows have.
+        pieces: Those that `row_starts` counts in.
         row_starts: As in a window, of R rows.
         arrays: tokens [R, T], targets [R, D, T], weights [R, D, T or 0], positions and document ids
-            [R, T or 0], whether in a prefix [R, T or 0].
+            [R, T or 0], whether in a prefix [R, T or 0]. What is required and was not filled is
+            derived when it is asked for.
         metadata: As `fill_rows` writes it: (tokens, longest document) of each row, source of each
             document, prefix of each, cumulative lengths of the rows end to end, and of each row.
         extras: Columns, and nodes and paths of trees; None: there are none.
+        demand: Is told what is asked for.
     """
 
     __slots__ = (
         "_arrays",
+        "_borders",
         "_companions",
+        "_demand",
         "_extras",
+        "_made",
         "_metadata",
         "_need",
         "_piece_starts",
+        "_pieces",
         "_row_sizes",
         "_row_starts",
+        "_whole",
     )
 
     def __init__(
         self,
         need: InputRequirements,
+        pieces: Annotated[Records, PIECE, "pieces"],
         row_starts: Annotated[Int64, "rows+1"],
         arrays: Buffers,
         metadata: Annotated[Int32, "metadata"],
-        extras: StepExtras | None = None,
+        extras: StepExtras | None,
+        demand: Demand,
     ) -> None:
         self._extras = extras
-        self._need, self._row_starts, self._arrays, self._metadata = (
+        self._need, self._pieces, self._row_starts, self._arrays, self._metadata = (
             need,
+            pieces,
             row_starts,
             arrays,
             metadata,
         )
+        self._demand = demand
+        self._made: dict[str, Array] = {}
+        self._whole: Sequence[Array] | None = None
+        self._borders: tuple[Array | None, int | None, Array | None] | None = None
         self._companions: list[Any] | None = None
         self._piece_starts: list[int] = []
         self._row_sizes: list[int] = []
@@ -75,18 +101,80 @@ class FilledRows(Sequence[ModelInput]):
     def __len__(self) -> int:
         return len(self._row_starts) - 1
 
-    def arrays(self) -> StepFields[Array]:
-        """All rows in one array for each field; see `Step.arrays`."""
-        need = self._need
-        # A few Python integers: NumPy would take a microsecond for each sum.
-        sizes = self._metadata[: 2 * len(self)].tolist()
-        used = sizes[::2]
-        # Views, not the arrays of the buffer: what a caller holds must refer to the buffer's block.
-        tokens, targets, weights, positions, document_ids, prefix = (
-            array[:] for array in self._arrays
-        )
+    def widen(self) -> None:
+        """Have the next steps filled in int64, unless the requirements name a dtype."""
+        self._demand.widen()
+
+    def field(self, name: str) -> Any:
+        """All rows of one field of `StepFields`, in the required dtype; see `Step.arrays`."""
+        array = self.field_as_filled(name)
+        if name in _INTEGERS and array is not None and array.dtype != self._required_dtype:
+            array = self._made[name] = array.astype(self._required_dtype)
+        return array
+
+    def field_as_filled(self, name: str) -> Any:
+        """The same, with tokens, targets and positions in the dtype in which they are there."""
+        if name in _BUFFERS:
+            return self._array(name)
+        if name in _OF_BORDERS:
+            if self._borders is None:
+                self._borders = self._find_borders()
+            return self._borders[_OF_BORDERS.index(name)]
+        used = self._used
+        if name == "tokens_per_row":
+            return used
+        if name == "num_tokens":
+            return sum(used)
+        if name == "columns":
+            return {} if self._extras is None else self._extras.columns
+        if self._extras is None or self._extras.media is None:
+            return None
+        slots = self._arrays[0].shape[1]
+        documents = np.diff(self._row_starts) + (np.array(used) < slots)
+        return RowMedia.join(self._extras.media, slots, documents.tolist())
+
+    @property
+    def _required_dtype(self) -> str:
+        return self._need.dtype or "int32"
+
+    @property
+    def _used(self) -> list[int]:
+        """Tokens of each row: a few Python integers, because NumPy would take a microsecond for
+        each sum.
+        """
+        used: list[int] = self._metadata[: 2 * len(self) : 2].tolist()
+        return used
+
+    def _array(self, name: str) -> Array | None:
+        """[R, …] one of `_BUFFERS`, as it was filled, or made now; None: it is not required, or
+        there are no prefixes.
+        """
+        made = self._made.get(name)
+        if made is not None:
+            return made
+        # A view, not the array of the buffer: what a caller holds must refer to the buffer's block.
+        array: Array = self._arrays[_BUFFERS[name]][:]
+        if name in DERIVED:
+            if not getattr(self._need, name):
+                return None
+            if not array.size:
+                self._demand.add(name)
+                shape = self._arrays[1].shape[1:]
+                array = derived(name, self._pieces, self._row_starts, shape)
+                if name == "document_ids":
+                    array = array.astype(self._required_dtype)
+        elif name == "prefix" and not array.size:
+            return None
+        self._made[name] = array
+        return array
+
+    def _find_borders(self) -> tuple[Array | None, int | None, Array | None]:
+        """cu_seqlens and max_seqlen of all rows end to end, or None where they are not required,
+        and `reach`.
+        """
+        need, used = self._need, self._used
         trees = None if self._extras is None else self._extras.rows
-        slots = tokens.shape[1]
+        slots = self._arrays[0].shape[1]
         borders, longest, reach = None, None, None
         if trees is not None:
             ends = [row.cu_seqlens for row in trees]
@@ -94,26 +182,9 @@ class FilledRows(Sequence[ModelInput]):
             borders = shifted([one[:-1] for one in ends], slots, end=True)
             longest = max((row.max_seqlen for row in trees), default=0)
         elif need.cu_seqlens:
-            borders, longest = self._cu_seqlens(used), max(sizes[1::2], default=0)
-        media = None
-        if self._extras is not None and self._extras.media is not None:
-            documents = np.diff(self._row_starts) + (np.array(used) < slots)
-            media = RowMedia.join(self._extras.media, slots, documents.tolist())
-        return {
-            "tokens": tokens,
-            "targets": targets,
-            "loss_weights": weights if need.loss_weights else None,
-            "positions": positions if need.positions else None,
-            "document_ids": document_ids if need.document_ids else None,
-            "prefix": prefix if prefix.size else None,
-            "cu_seqlens": borders if need.cu_seqlens else None,
-            "max_seqlen": longest if need.cu_seqlens else None,
-            "reach": reach,
-            "columns": {} if self._extras is None else self._extras.columns,
-            "media": media,
-            "num_tokens": sum(used),
-            "tokens_per_row": used,
-        }
+            borders = self._cu_seqlens(used)
+            longest = max(self._metadata[1 : 2 * len(self) : 2].tolist(), default=0)
+        return (borders, longest, reach) if need.cu_seqlens else (None, None, reach)
 
     @property
     def image_bytes(self) -> int:
@@ -177,8 +248,14 @@ class FilledRows(Sequence[ModelInput]):
             # them as the sign.
             self._row_sizes = metadata[: 2 * len(self)].tolist()
             starts = self._piece_starts = (self._row_starts - self._row_starts[0]).tolist()
+        if self._whole is None:
+            found = [self.field(name) for name in _BUFFERS]
+            self._whole = [
+                empty if one is None else one
+                for one, empty in zip(found, self._arrays, strict=True)
+            ]
         tokens, targets, weights, positions, document_ids, prefix = (
-            array[row] for array in self._arrays
+            array[row] for array in self._whole
         )
         begin, end = starts[row], starts[row + 1]
         sources, prefixes, _, borders = metadata_offsets(len(self), starts[-1])

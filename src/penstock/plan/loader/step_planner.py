@@ -220,8 +220,13 @@ class StepPlanner:
         row_starts: Annotated[Int64, "rows+1"],
     ) -> StepPlan:
         """The step that ends in `window`, and the state after it."""
-        self._after = replace(
-            self._after, step=self._after.step + 1, window_start=window.start, rows_used=self._used
+        after = self._after
+        # Not `replace`, which takes 2 µs.
+        self._after = StepState(
+            step=after.step + 1,
+            window_start=window.start,
+            rows_used=self._used,
+            known_from=after.known_from,
         )
         return StepPlan(
             pieces=pieces, row_starts=row_starts, after=self._after, skipped=window.skipped,

@@ -10,6 +10,7 @@ from penstock.core.errors import MissingExtraError
 from penstock.core.json_values import JsonObject
 from penstock.core.notebook import card
 from penstock.plan.inputs.model_input import ModelInput, StepFields
+from penstock.plan.loader.on_demand import StepArrays
 from penstock.plan.loader.step_documents import StepDocuments
 
 if TYPE_CHECKING:
@@ -116,8 +117,11 @@ class Step:
         return self._documents()
 
     def arrays(self) -> StepFields[Array]:
-        """This rank's rows in one array for each field, without a copy: R rows of T slots, D target
-        distances.
+        """This rank's rows in one array for each field: R rows of T slots, D target distances.
+
+        A field is made when it is first asked for; `dict(step.arrays())` has all. Tokens and
+        targets are never copied, but for a loader without a required dtype whose steps were also
+        taken by `torch`: it fills in int64 then, and these arrays are int32 all the same.
 
         Returns:
             `tokens`, `positions`, `document_ids` (of each row), `prefix` [R, T]; `targets`,
@@ -127,21 +131,32 @@ class Step:
             `reach` of the nodes of trees; `columns`, name → [R, T]. Fields that the loader's
             requirements do not ask for are None.
         """
-        return self._rows.arrays()
+        return cast("StepFields[Array]", StepArrays(make=self._rows.field))
 
     def torch(self, device: Any = None, *, non_blocking: bool = True) -> "StepFields[torch.Tensor]":
         """`arrays` as torch tensors: tokens, targets and positions in int64.
 
         On the CPU they share memory with the loader's buffers, which are not written again while a
-        tensor is held; to save the conversion to int64, require `dtype="int64"`.
+        tensor is held; each is made when it is first asked for, and the steps after the first are
+        filled in int64. For another device, all fields are copied at once.
 
         Args:
             device: Target device; None: the CPU.
             non_blocking: Copy from page-locked memory without waiting.
         """
-        from penstock.plan.inputs.torch_tensors import as_tensors
+        from penstock.plan.inputs.torch_tensors import as_host_tensor, as_tensors, is_cpu
 
-        return cast("StepFields[torch.Tensor]", as_tensors({**self.arrays()}, device, non_blocking))
+        rows = self._rows
+        if not is_cpu(device):
+            # Fewer bytes are copied in int32, so the loader goes on filling that.
+            filled = {name: rows.field_as_filled(name) for name in StepFields.__annotations__}
+            return cast("StepFields[torch.Tensor]", as_tensors(filled, device, non_blocking))
+        rows.widen()
+
+        def make(name: str) -> Any:
+            return as_host_tensor(name, rows.field_as_filled(name))
+
+        return cast("StepFields[torch.Tensor]", StepArrays(make=make))
 
     def jax(self, device: object = None) -> "StepFields[jax.Array]":
         """`arrays` as JAX arrays on a device or sharding; None: JAX's default device."""
@@ -150,7 +165,7 @@ class Step:
         except ImportError as error:
             raise MissingExtraError("jax", "jax") from error
 
-        arrays = self.arrays()
+        arrays = {**self.arrays()}
         moved = {
             name: jax.device_put(value, device)
             for name, value in arrays.items()
