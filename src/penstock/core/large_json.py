@@ -1,6 +1,4 @@
-"""JSON of tens of megabytes, such as a vocabulary of 262,000 tokens: read and written in less time and
-memory.
-"""
+"""JSON of tens of megabytes, such as a vocabulary of 262,000 tokens, in less time and memory."""
 
 import gc
 import json

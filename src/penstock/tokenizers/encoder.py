@@ -8,10 +8,11 @@ import json
 from collections.abc import Sequence
 from itertools import groupby
 
+from tokenizers.models import BPE
+
 from penstock.core.errors import TokenizerError
 from penstock.core.json_values import JsonObject
 from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import BPE
 
 _SETTINGS = (
     "dropout",
@@ -46,7 +47,10 @@ def _of_merges(content: JsonObject, model: JsonObject) -> Tokenizer:
     settings = {name: model[name] for name in _SETTINGS if model.get(name) is not None}
     bare = {**model, "vocab": {}, "merges": [], "unk_token": None, "type": "BPE"}
     made = Tokenizer.from_str(json.dumps({**content, "model": bare, "added_tokens": []}))
-    made.model = BPE(model["vocab"], [_pair(merge) for merge in model["merges"]], **settings)
+    merges = model["merges"]
+    if not isinstance(merges[0], tuple):
+        merges = [_pair(merge) for merge in merges]
+    made.model = BPE(model["vocab"], merges, **settings)
     entries = content.get("added_tokens") or []
     for special, group in groupby(entries, lambda entry: bool(entry["special"])):
         added = [_added(entry) for entry in group]

@@ -8,15 +8,15 @@ fallback read that copy. The original file is used only if control text is allow
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 from penstock.core.errors import TokenizerError
 from penstock.core.json_values import JsonObject
-from penstock.core.large_json import canonical_json, parse_large_json
-from penstock.tokenizers.byte_table import ByteTable
+from penstock.core.large_json import canonical_json, parse_large_json, without_collector
 from penstock.tokenizers.byte_level import byte_level_encoder
+from penstock.tokenizers.byte_table import ByteTable
 from penstock.tokenizers.encoder import load_encoder
 from penstock.tokenizers.fast import FastEncoder, backend_from_json
 from penstock.tokenizers.post_processors import before_a_text
@@ -207,9 +207,7 @@ class HuggingFaceVocabulary:
         if "dropout" in model:
             model["dropout"] = None
         if "merges" in model:
-            model["merges"] = [
-                merge for merge in model["merges"] if _joined(merge) not in self.controls
-            ]
+            model["merges"] = _without(model["merges"], self.controls)
         if self._model_type == "Unigram":
             model["vocab"] = [[self._hidden(token), score] for token, score in model["vocab"]]
         elif self._model_type != "BPE" or model.get("ignore_merges"):
@@ -444,13 +442,16 @@ def _share_strings(model: JsonObject) -> None:
     """
     merges, vocabulary = model.get("merges"), model["vocab"]
     if merges and isinstance(vocabulary, dict) and isinstance(merges[0], list):
-        own = {token: token for token in vocabulary}
-        model["merges"] = [tuple(own.get(part, part) for part in merge) for merge in merges]
+        own = {token: token for token in vocabulary}.get
+        with without_collector():
+            model["merges"] = [(own(left, left), own(right, right)) for left, right in merges]
 
 
-def _joined(merge: str | Sequence[str]) -> str:
-    """What a merge makes: "a b" in old files, ["a", "b"] in new ones."""
-    return merge.replace(" ", "", 1) if isinstance(merge, str) else "".join(merge)
+def _without(merges: list[Any], made: Collection[str]) -> list[Any]:
+    """Merges without those that make one of these texts: "a b" in old files, a pair in new ones."""
+    if merges and isinstance(merges[0], str):
+        return [merge for merge in merges if merge.replace(" ", "", 1) not in made]
+    return [merge for merge in merges if "".join(merge) not in made]
 
 
 def _flatten(step: JsonObject | None) -> list[JsonObject]:

@@ -190,13 +190,13 @@ class Tokenizer:
         Raises:
             TokenizerError: `texts` contains nulls, or is not an array of strings.
         """
-        texts = _checked_array(texts)
+        array = _checked_array(texts)
         if self._fast is None:
-            return self._encode_slowly(texts)
-        ids, left_out = self._fast.encode_batch(texts)
+            return self._encode_slowly(array)
+        ids, left_out = self._fast.encode_batch(array)
         if not len(left_out):
             return ids
-        return _with_rows(ids, left_out, self._encode_slowly(texts.take(pa.array(left_out))))
+        return _with_rows(ids, left_out, self._encode_slowly(array.take(pa.array(left_out))))
 
     @property
     def cuts(self) -> tuple[AddedEntry, ...] | None:
