@@ -135,7 +135,7 @@ def test_no_digit_takes_part_in_a_normal_form() -> None:
         (
             {
                 "pre_tokenizer": _steps(_digits(True), LEVEL),
-                "added_tokens": [added_token("a1", 500)],
+                "added_tokens": [added_token("a1", 500, special=False)],
             },
             "its added entries have some",
         ),
