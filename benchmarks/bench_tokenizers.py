@@ -189,7 +189,9 @@ def measure_all(tokenizers: list[Tokenizer], blocks: list[list[str]]) -> None:
             exact &= np.array_equal(rows[one].values, rows[slow].values)
             exact &= np.array_equal(rows[one].offsets, rows[slow].offsets)
         rates = [f"{megabytes / seconds:.1f}" for seconds in spent.values()]
-        who = one.encoder if one.fallback_reason is None else f"{one.encoder}: {one.fallback_reason}"
+        who = (
+            one.encoder if one.fallback_reason is None else f"{one.encoder}: {one.fallback_reason}"
+        )
         print(f"| {one.name} | {who} | {rates[0]} | {rates[1]} | {'yes' if exact else 'NO'} |")
 
 
