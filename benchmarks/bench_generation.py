@@ -1,10 +1,15 @@
 """The engine against transformers on the same weights, on the CPU: whole calls, steps at any
 context, shared prompts.
 
-    python benchmarks/bench_generation.py [--threads 1] [--repeats 5]
+    python benchmarks/bench_generation.py [--model FOLDER [--only-model]] [--repeats 5]
 
-A Llama of 12 million parameters in float32 (6 layers, width 384, vocabulary of 4,096). CPU time;
-rivals take turns, medians.
+First a real model, such as SmolLM2-135M-Instruct in the Hugging Face layout: whole calls of
+`generate`, greedily, 64 tokens after prompts of 64 and 512, for 1 and 8 sequences at once, with
+their prompts read in the call; and the prompts alone (one token). Texts of both sides must be
+equal. The prompts are parts of the standard library's sources.
+
+Then a Llama of 12 million parameters in float32 (6 layers, width 384, vocabulary of 4,096). CPU
+time; rivals take turns, medians.
 
 Whole calls of `generate`: 64 tokens after 64, for 1, 8 and 32 sequences at once, greedily, and with
 temperature 0.8 and top-p 0.95. Neither has a token that ends a sequence, so both write all; prompts
@@ -29,6 +34,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +46,7 @@ from penstock.learn.generation import Engine, Sampling
 from penstock.models import ModelSettings
 from penstock.models.building import build_model
 from penstock.models.exporting import export
+from penstock.use.runs.opening import load_opened
 
 VOCABULARY, PROMPT, WRITTEN = 4096, 64, 64
 SETTINGS = ModelSettings(layers=6, width=384, heads=6, mlp_width=1024)
@@ -218,14 +225,84 @@ def memory_line(model: Any) -> tuple[str, str, str]:
     return "memory of a cache of 8 × 4,096, mixed", f"{taken / 1e6:.0f} MB", note
 
 
+def real_lines(folder: Path, most: int, repeats: int) -> list[tuple[str, str, str]]:
+    """Whole calls with a real model; its texts are compared, too."""
+    from transformers import AutoModelForCausalLM
+
+    found = load_opened(folder)
+    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    source = max(standard_library(2_000_000), key=len)[:200_000]
+    ids = [int(one) for one in found.tokenizer.encode(source)]
+    lines = []
+    for length, count, written in product((64, 512), (1, 8), (1, most)):
+        rivals = real_rivals(found, peer, ids, length, count, written)
+        seconds = take_turns(rivals, repeats)
+        mine, other = seconds["ours"], seconds["theirs"]
+        what = f"{written} after {length}, {count} at once"
+        lines.append((what, f"{other / mine:.2f} ×", f"{mine:.2f} against {other:.2f} s"))
+        against("Generation", f"{folder.name}: {what}", "transformers", **seconds)
+    return lines
+
+
+def real_rivals(
+    found: Any, peer: Any, ids: list[int], length: int, count: int, written: int
+) -> dict[str, Callable[[], float]]:
+    """Both sides of a whole call; theirs comes second, and compares the texts."""
+    engine = Engine(
+        found.model, found.tokenizer, context_length=length + written, forbidden_ids=(), slots=count
+    )
+    turns: list[list[list[int]]] = []
+    texts: list[list[int]] = []
+
+    def ours() -> None:
+        done = engine.generate_all(turns[-1], Sampling(temperature=0, max_tokens=written))
+        texts[:] = [list(one.tokens) for one in done]
+
+    def theirs() -> torch.Tensor:
+        prompts = torch.tensor(turns[-1])
+        done: torch.Tensor = peer.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            max_new_tokens=written,
+            min_new_tokens=written,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )[:, length:]
+        return done
+
+    def our_seconds() -> float:
+        # Other prompts each turn, so that none is found in the cache.
+        begins = [(97 * len(turns) + 1500 * row) % (len(ids) - length) for row in range(count)]
+        turns.append([ids[begin : begin + length] for begin in begins])
+        return cpu_seconds(ours)
+
+    def their_seconds() -> float:
+        done: list[torch.Tensor] = []
+        spent = cpu_seconds(lambda: done.append(theirs()))
+        if done[0].tolist() != texts:
+            print(f"  turn {len(turns)} of {written} after {length}: the texts differ")
+        return spent
+
+    return {"ours": our_seconds, "theirs": their_seconds}
+
+
 def main() -> None:
     from transformers import AutoModelForCausalLM
 
     parser = arguments(__doc__)
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="a real model, measured first")
+    parser.add_argument("--written", type=int, default=WRITTEN, help="tokens of its texts")
+    parser.add_argument("--only-model", action="store_true", help="measure nothing else")
     parser.add_argument("--threads", type=int, default=1)
     flags = parser.parse_args()
     torch.set_num_threads(flags.threads)
     warnings.filterwarnings("ignore")
+    if flags.model is not None:
+        lines = real_lines(flags.model, flags.written, flags.repeats)
+        table(f"penstock against transformers.generate, {flags.model.name}, greedily", lines)
+    if flags.only_model:
+        return
     model = build_model(SETTINGS, vocab_size=VOCABULARY, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         texts = standard_library(2_000_000)

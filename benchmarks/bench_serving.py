@@ -1,18 +1,24 @@
 """64 clients of `penstock serve` at once, for a minute: what they got, how fast, and the server's
 memory.
 
-    python benchmarks/bench_serving.py [--seconds 60] [--clients 64] [--threads 1]
+    python benchmarks/bench_serving.py [--model FOLDER] [--seconds 60] [--clients 64]
 
-The model has 1 M parameters and random weights: 4 layers of width 128, a vocabulary of 1,024,
-context 256. One client in eight leaves midway, one sends rubbish. Memory is read after a tenth of
-the time and at the end.
+With a real model, such as SmolLM2-135M-Instruct, first what a batch gains: tokens of chats of 48
+tokens each, streamed to one client and to eight at once, a second and a CPU second of the server.
+
+Then the load. Its model has 1 M parameters and random weights: 4 layers of width 128, a vocabulary
+of 1,024, context 256. One client in eight leaves midway, one sends rubbish. Memory is read after a
+tenth of the time and at the end.
 """
 
+import asyncio
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,12 +89,71 @@ def serving(folder: Path, threads: int) -> Iterator[tuple[str, int]]:
         process.terminate()
 
 
+def server_seconds(process: int) -> float:
+    """CPU time of a process so far (Linux)."""
+    fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def chat(url: str, model: str, numbers: list[int], written: int) -> int:
+    """Tokens of a streamed reply to each of several clients at once."""
+    async with httpx.AsyncClient(base_url=url, timeout=600) as http:
+
+        async def client(number: int) -> int:
+            said = f"Chat {number}: tell a long story of a river and its {number} mills."
+            body = {
+                "messages": [{"role": "user", "content": said}],
+                "model": model,
+                "temperature": 0,
+                "max_tokens": written,
+                "min_tokens": written,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+            answer = await http.post("/v1/chat/completions", json=body)
+            answer.raise_for_status()
+            last = [line for line in answer.text.splitlines() if line][-2]
+            return int(json.loads(last.removeprefix("data: "))["usage"]["completion_tokens"])
+
+        return sum(await asyncio.gather(*map(client, numbers)))
+
+
+def batch_rows(folder: Path, threads: int, repeats: int) -> list[tuple[str, str, str]]:
+    """What eight clients get together, over what one gets."""
+    rates: dict[int, list[tuple[float, float]]] = {1: [], 8: []}
+    with serving(folder, threads) as (url, process):
+        model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+        asyncio.run(chat(url, model, [0], 48))
+        number = 0
+        for _ in range(repeats):
+            for clients, found in rates.items():
+                numbers = list(range(number + 1, number + clients + 1))
+                number += clients
+                spent, begun = server_seconds(process), time.monotonic()
+                tokens = asyncio.run(chat(url, model, numbers, 48))
+                spent, wall = server_seconds(process) - spent, time.monotonic() - begun
+                found.append((tokens / spent, tokens / wall))
+    rows = []
+    for place, unit in enumerate(("CPU second of the server", "second")):
+        one, eight = (statistics.median(each[place] for each in rates[of]) for of in (1, 8))
+        note = f"{eight:.1f} against {one:.1f}"
+        rows.append((f"tokens a {unit}, 8 clients over 1", f"{eight / one:.1f} ×", note))
+    return rows
+
+
 def main() -> None:
     parser = arguments(__doc__)
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="a real model, measured first")
+    parser.add_argument("--only-model", action="store_true", help="measure nothing else")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     flags = parser.parse_args()
+    if flags.model is not None:
+        rows = batch_rows(flags.model, flags.threads, flags.repeats)
+        table(f"{flags.model.name} served, {flags.threads} thread(s)", rows)
+    if flags.only_model:
+        return
     with (
         tempfile.TemporaryDirectory() as folder,
         serving(make_model(Path(folder)), flags.threads) as (url, process),

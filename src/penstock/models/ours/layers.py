@@ -4,7 +4,9 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import rms_norm, silu
+
+from penstock.models.products import product
 
 
 @final
@@ -18,7 +20,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] → [..., outputs]."""
-        return linear(x, self.weight.to(x.dtype))
+        return product(x, self.weight.to(x.dtype))
 
 
 @final

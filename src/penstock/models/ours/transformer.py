@@ -20,7 +20,6 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from penstock.core.errors import ConfigError
 from penstock.core.randomness import key_for
@@ -38,6 +37,7 @@ from penstock.models.ours.blocks import Block, rotary_angles
 from penstock.models.ours.experts import Balance
 from penstock.models.ours.layers import Linear, RMSNorm
 from penstock.models.ours.vision import VisionTower, check_images, with_images
+from penstock.models.products import product
 from penstock.models.recurrent.borders import Borders
 from penstock.models.recurrent.mixers import Carried, RowDocuments
 from penstock.models.row_tensors import RowTensors
@@ -96,10 +96,12 @@ class Transformer(nn.Module):
         self.home: torch.device | None = None
         self.facts = ModelFacts()
         self.embedding = nn.Embedding(settings.vocab_size, settings.width)
-        kinds = [settings.block(layer) for layer in range(settings.num_blocks)]
+        # A step asks each layer for its kind.
+        self._kinds = [settings.block(layer) for layer in range(settings.num_blocks)]
         self._places = settings.places()
         self.blocks = nn.ModuleList(
-            Block(settings, kind, places) for kind, places in zip(kinds, self._places, strict=True)
+            Block(settings, kind, places)
+            for kind, places in zip(self._kinds, self._places, strict=True)
         )
         self._step: StepOfTraining | None = None
         self._computes: torch.dtype | None = None
@@ -196,7 +198,7 @@ class Transformer(nn.Module):
         """Which way of mixing tokens a block takes: 0, its main one, unless it is stochastic and
         trains.
         """
-        kind = self.settings.block(layer)
+        kind = self._kinds[layer]
         if kind.mixer != "stochastic" or not (self._trains and self.draws):
             return 0
         step = self._begun()
@@ -258,7 +260,7 @@ class Transformer(nn.Module):
         cap.
         """
         table = self.embedding if self.unembedding is None else self.unembedding
-        scores = linear(hidden, matrix_of(table, hidden.dtype))
+        scores = product(hidden, matrix_of(table, hidden.dtype))
         if (most := self.settings.logit_softcap) is not None:
             scores = most * (wide(scores) / most).tanh()
         return scores
