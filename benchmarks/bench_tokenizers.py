@@ -14,6 +14,7 @@ of the `tokenizers` package, which learns the same merges, and rustbpe, with our
 breaks ties between pairs differently. Our kernels are compiled before.
 
     python benchmarks/bench_tokenizers.py [--blocks 10] [--tokenizer PATH] [--json FILE]
+    python benchmarks/bench_tokenizers.py --table FOLDER [--blocks 10]   # every vocabulary there, and families
     python benchmarks/bench_tokenizers.py --train [--megabytes 22] [--repeats 3] [--peers PYTHON]   # with rustbpe
 """  # noqa: E501
 
@@ -34,12 +35,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 import common
 from common import Peer, against, cpu_seconds, table, take_turns, with_json
 from penstock import load_tokenizer, train_tokenizer
 from penstock.tokenizers import Tokenizer
+from penstock.tokenizers.split_patterns import (
+    LLAMA3_PATTERN,
+    O200K_PATTERN,
+    QWEN2_PATTERN,
+    TEKKEN_PATTERN,
+)
 from penstock.tokenizers.training import SPLIT_PATTERN, _train_small
 
 DOCUMENT_CHARACTERS = 3000
@@ -110,6 +118,83 @@ def measure(tokenizer: Tokenizer, blocks: list[list[str]]) -> dict[str, Any]:
     }
 
 
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+DEEPSEEK = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+".replace(r"\r\n", "\r\n"),
+)
+
+
+def _splits(*patterns: str) -> dict[str, Any]:
+    steps = [
+        {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False}
+        for one in patterns
+    ]
+    return {"type": "Sequence", "pretokenizers": [*steps, {**LEVEL, "use_regex": False}]}
+
+
+def _digits_first(each: bool) -> dict[str, Any]:
+    steps = [{"type": "Digits", "individual_digits": each}, LEVEL]
+    return {"type": "Sequence", "pretokenizers": steps}
+
+
+NFC = {"type": "NFC"}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama 3": {"pre_tokenizer": _splits(LLAMA3_PATTERN)},
+    "Qwen 2, Qwen 3": {"pre_tokenizer": _splits(QWEN2_PATTERN), "normalizer": NFC},
+    "GPT-4o (o200k)": {"pre_tokenizer": _splits(O200K_PATTERN)},
+    "Mistral NeMo (tekken)": {"pre_tokenizer": _splits(TEKKEN_PATTERN)},
+    "DeepSeek V3": {"pre_tokenizer": _splits(*DEEPSEEK)},
+    "Phi-4, OLMo 2": {"pre_tokenizer": _splits(LLAMA3_PATTERN)},
+    "GPT-NeoX": {"pre_tokenizer": LEVEL, "normalizer": NFC},
+    "StarCoder 2, SmolLM": {"pre_tokenizer": _digits_first(True)},
+    "Command R": {"pre_tokenizer": _digits_first(True), "normalizer": NFC},
+    "Bloom": {"pre_tokenizer": _splits(r" ?[^(\s|[.,!?…。，、।۔،])]+")},
+}
+"""How families split and normalise, as their files were when this was written, on a vocabulary
+trained here.
+"""
+
+
+def every_vocabulary(folder: Path, made: Path) -> list[Tokenizer]:
+    """Those in a folder, and one of each family."""
+    names = ("tokenizer.json", "tokenizer.json.gz", "*.model", "*.tiktoken*", "tekken*.json*")
+    paths = sorted({path for name in names for path in folder.rglob(name)})
+    found = [load_tokenizer(path) for path in paths]
+    content = json.loads((made / "tokenizer.json").read_text())
+    for name, changes in FAMILIES.items():
+        files = {"tokenizer.json": json.dumps({**content, **changes}).encode()}
+        found.append(Tokenizer(f"{name} (rebuilt)", files))
+    return found
+
+
+def measure_all(tokenizers: list[Tokenizer], blocks: list[list[str]]) -> None:
+    """Print a table: who encodes, how fast, and whether the ids are the own encoder's."""
+    arrays = [pa.array(block, pa.large_string()) for block in blocks]
+    megabytes = sum(len(text.encode()) for block in blocks for text in block) / 1e6
+    print("| vocabulary | encoder | MB/s | own encoder | the same ids |\n|---|---|---|---|---|")
+    for one in tokenizers:
+        slow = Tokenizer(one.name, one.source_bytes, fallback_reason="to compare")
+        for each in (one, slow):
+            each.encode("load it 1")
+        spent, exact = {one: 0.0, slow: 0.0}, True
+        for array in arrays:
+            rows = {}
+            for each in spent:
+                begun = time.process_time()
+                rows[each] = each.encode_batch(array)
+                spent[each] += time.process_time() - begun
+            exact &= np.array_equal(rows[one].values, rows[slow].values)
+            exact &= np.array_equal(rows[one].offsets, rows[slow].offsets)
+        rates = [f"{megabytes / seconds:.1f}" for seconds in spent.values()]
+        who = (
+            one.encoder if one.fallback_reason is None else f"{one.encoder}: {one.fallback_reason}"
+        )
+        print(f"| {one.name} | {who} | {rates[0]} | {rates[1]} | {'yes' if exact else 'NO'} |")
+
+
 def measure_training(megabytes: int, repeats: int, peers: str | None) -> None:
     """Print CPU seconds of training on the standard library."""
     texts = common.standard_library(megabytes * 1_000_000)
@@ -166,6 +251,7 @@ def main() -> None:
         "--tokenizer", help="a tokenizer.json or its folder; trained here if not given"
     )
     with_json(parser)
+    parser.add_argument("--table", metavar="FOLDER", help="measure every vocabulary in a folder")
     parser.add_argument("--train", action="store_true", help="measure training instead")
     parser.add_argument("--megabytes", type=int, default=22, help="text to train on")
     parser.add_argument("--repeats", type=int, default=3)
@@ -183,6 +269,9 @@ def main() -> None:
                 blocks[0] + blocks[1], vocab_size=16000, output=f"{folder}/trained", progress=False
             )
         )
+        if options.table:
+            measure_all(every_vocabulary(Path(options.table), Path(folder, "trained")), blocks)
+            return
         found = measure(tokenizer, blocks)
     for name in ("tokenizers", "tokenizers, fast"):
         ours, theirs = (1 / found["mb_per_s"][who] for who in ("penstock", name))

@@ -16,6 +16,7 @@ from makers.tokenizers import added_token
 from penstock import load_tokenizer
 from penstock.core.errors import TokenizerError
 from penstock.tokenizers import Tokenizer
+from penstock.tokenizers.fast import FastEncoder
 
 
 def test_the_fast_encoder_is_used_and_agrees_with_the_own_one(
@@ -172,7 +173,7 @@ def _sevens(count: int) -> Any:
 
 def test_a_wrong_fast_encoder_is_found_and_left(trained: Path) -> None:
     tokenizer, right = load_tokenizer(trained), load_tokenizer(trained)
-    tokenizer.__dict__["_fast"] = (WrongEncoder(), 0)
+    tokenizer.__dict__["_fast"] = FastEncoder(backend=WrongEncoder())
     reason = tokenizer.check_encoder(["water flows"])
     assert reason is not None
     assert "gigatoken and tokenizers disagree on 'water flows', from token 0" in reason

@@ -1,4 +1,6 @@
-"""Kernels that count the distinct pieces of text, those of `SPLIT_PATTERN`, in a hash table."""
+"""Kernels that count the distinct pieces of text, those of `SPLIT_PATTERN`, in a hash table, and
+one that cuts text at digits.
+"""
 
 import numpy as np
 
@@ -215,3 +217,44 @@ def hash_pieces(words, offsets, size, slots):
         value = hash_run(words, offsets[entry], offsets[entry + 1])
         place = find_run(slots, value, words, offsets[entry], offsets[entry + 1], words, offsets)
         slots[place] = value & ~INDEX | np.uint64(entry + 1)
+
+
+@kernel
+def cut_at_digits(data, offsets, is_digit, each, ends, rows):
+    """Cut texts before and after their digits.
+
+    Args:
+        data: UTF-8 bytes, uint8.
+        offsets: Where each text begins, int64 [texts + 1].
+        is_digit: Of each code point up to the last digit, bool.
+        each: Whether every digit is a stretch of its own, or only a run of digits.
+        ends: Where each stretch ends, int64 [stretches]; empty: only count.
+        rows: How many stretches there are up to the end of each text, int64 [texts].
+
+    Returns:
+        The number of stretches.
+    """
+    count = 0
+    for row in range(len(offsets) - 1):
+        at, end = offsets[row], offsets[row + 1]
+        was_digit = False
+        begin = at
+        while at < end:
+            first = data[at]
+            if first < 0x80:
+                character, size = np.int64(first), 1
+            else:
+                character, size = _character(data, at)
+            digit = character < len(is_digit) and is_digit[character]
+            if at > begin and (digit != was_digit or (digit and each)):
+                if len(ends):
+                    ends[count] = at
+                count += 1
+            was_digit = digit
+            at += size
+        if end > begin:
+            if len(ends):
+                ends[count] = end
+            count += 1
+        rows[row] = count
+    return count

@@ -10,17 +10,20 @@ list of str 468 (not counting the time to make the strings).
 
 import json
 import os
-import re
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar, final
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.arrays import Array, UInt32
+from penstock.core.arrays import Array, Bytes, Int64, UInt32
 from penstock.core.errors import TokenizerError
+from penstock.core.json_values import JsonObject
+from penstock.core.large_json import without_collector
 from penstock.core.ragged import Ragged
+from penstock.tokenizers.digits import DigitCuts
 from penstock.tokenizers.spelling import spell_as_characters
 
 if TYPE_CHECKING:
@@ -47,6 +50,56 @@ class Backend(Protocol):
         """Ids of a text."""
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastEncoder:
+    """gigatoken's encoder of one vocabulary, and what has to be done around it."""
+
+    backend: Backend
+    shift: int = 0
+    """Added to every id."""
+    limit: int | None = None
+    """Ids from here on stand for bytes that the vocabulary lacks: a text with one is for the own
+    encoder.
+    """
+    digits: DigitCuts | None = None
+    """How texts are cut before gigatoken splits them."""
+    probes: tuple[str, ...] = ()
+    """Texts that would show a fault of what is done around it."""
+
+    def encode(self, text: str) -> UInt32 | None:
+        """Ids of a text; None: the own encoder must encode it."""
+        if self.digits is not None:
+            ids, left_out = self.encode_batch(pa.array([text], pa.large_string()))
+            return None if len(left_out) else ids.values
+        one = self.backend.encode(text)
+        if self.limit is not None and (one >= self.limit).any():
+            return None
+        return one + np.uint32(self.shift)
+
+    def encode_batch(self, texts: pa.Array) -> tuple[Ragged, Int64]:
+        """Encode an Arrow (large) string array without nulls.
+
+        Returns:
+            uint32 ids and int64 offsets, one row per text; and the rows that the own encoder must
+            encode, whose ids are wrong.
+        """
+        data, offsets = _buffers(texts)
+        rows = None
+        if self.digits is not None:
+            offsets, rows = self.digits.cut(data, offsets)
+        encoded = self.backend.encode_batch(_as_awkward(data, offsets), parallel=False).layout
+        bounds = np.asarray(encoded.offsets.data, np.int64)
+        values = np.asarray(encoded.content.data, np.uint32)
+        if self.shift:
+            values += np.uint32(self.shift)
+        ids = Ragged(values, bounds if rows is None else bounds[rows])
+        if self.limit is None:
+            return ids, np.empty(0, np.int64)
+        places = np.flatnonzero(values >= self.limit)
+        return ids, np.unique(np.searchsorted(ids.offsets, places, side="right") - 1)
+
+
 def missing_gigatoken() -> str | None:
     """Why gigatoken does not load here, what that costs, and the cure; None: it loads."""
     try:
@@ -61,7 +114,7 @@ def missing_gigatoken() -> str | None:
     return None
 
 
-def backend_from_json(content: str) -> Backend:
+def backend_from_json(content: JsonObject) -> Backend:
     """Load a scrubbed `tokenizer.json`.
 
     Raises:
@@ -69,7 +122,9 @@ def backend_from_json(content: str) -> Backend:
     """
     from gigatoken.gigatoken_rs import load_hf_json
 
-    return _reasoned(load_hf_json, content)
+    with without_collector():
+        text = json.dumps(content)
+    return _reasoned(load_hf_json, text)
 
 
 def backend_from_sentencepiece(content: bytes, hidden: set[str]) -> Backend:
@@ -93,7 +148,7 @@ def backend_from_sentencepiece(content: bytes, hidden: set[str]) -> Backend:
     converted["added_tokens"] = []
     model = converted["model"]
     model["merges"] = [merge for merge in model["merges"] if "".join(merge) not in hidden]
-    return backend_from_json(json.dumps(converted, ensure_ascii=False))
+    return backend_from_json(converted)
 
 
 def backend_from_ranks(content: bytes, scheme: str) -> Backend:
@@ -157,27 +212,13 @@ def backend_from_merged_ranks(ranks: Mapping[bytes, int], pattern: str) -> Backe
         "decoder": level,
         "model": {"type": "BPE", "ignore_merges": True, "vocab": vocabulary, "merges": merges},
     }
-    return backend_from_json(json.dumps(made))
+    return backend_from_json(made)
 
 
-def encode_arrow(backend: Backend, texts: pa.Array, shift: int = 0) -> Ragged:
-    """Encode an Arrow (large) string array without nulls; `shift` is added to every id.
-
-    Returns:
-        uint32 ids and int64 offsets, one row per text.
+def _buffers(texts: pa.Array) -> tuple[Bytes, Int64]:
+    """The bytes of an Arrow string array and where each text begins; only 32-bit offsets are
+    copied, widened.
     """
-    encoded = backend.encode_batch(_as_awkward(texts), parallel=False).layout
-    offsets = np.asarray(encoded.offsets.data, np.int64)
-    values = np.asarray(encoded.content.data, np.uint32)
-    if shift:
-        values += np.uint32(shift)
-    return Ragged(values, offsets)
-
-
-def _as_awkward(texts: pa.Array) -> "awkward.Array":
-    """The same buffers as an awkward array of strings; only 32-bit offsets are copied, widened."""
-    import awkward as ak
-
     _, offset_buffer, data_buffer = texts.buffers()
     offsets: Array
     offset_dtype = np.int64 if pa.types.is_large_string(texts.type) else np.int32
@@ -188,10 +229,18 @@ def _as_awkward(texts: pa.Array) -> "awkward.Array":
             texts.offset : texts.offset + len(texts) + 1
         ]
     data = np.empty(0, np.uint8) if data_buffer is None else np.frombuffer(data_buffer, np.uint8)
+    return data, offsets.astype(np.int64, copy=False)
+
+
+def _as_awkward(data: Bytes, offsets: Int64) -> "awkward.Array":
+    """The same buffers as an awkward array of strings."""
+    import awkward as ak
+
     characters = ak.contents.NumpyArray(data, parameters={"__array__": "char"})
-    index = ak.index.Index64(offsets.astype(np.int64, copy=False))
     return ak.Array(
-        ak.contents.ListOffsetArray(index, characters, parameters={"__array__": "string"})
+        ak.contents.ListOffsetArray(
+            ak.index.Index64(offsets), characters, parameters={"__array__": "string"}
+        )
     )
 
 
@@ -203,6 +252,4 @@ def _reasoned(load: Callable[..., T], *arguments: object) -> T:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = str(error).split("\n")[0]
-        if byte := re.search(r"no single-byte vocab entry for byte (0x\w\w)", reason):
-            reason = f"its vocabulary has no token for the byte {byte[1]} alone"
         raise TokenizerError(f"gigatoken cannot encode it: {reason}") from error

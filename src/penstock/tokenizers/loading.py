@@ -20,6 +20,8 @@ from pathlib import Path
 
 from penstock.core.errors import FormatError, TokenizerError
 from penstock.core.folders import hub_copy
+from penstock.core.json_values import JsonObject
+from penstock.core.large_json import parse_large_json
 from penstock.core.suggestions import suggests
 from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, TOOL_USE, template_beside
 from penstock.tokenizers.ranks import LLAMA3_RANKS, PUBLISHED, llama3_controls, looks_like_ranks
@@ -102,7 +104,8 @@ def _find_in_folder(folder: Path) -> Path:
 
 def _load_file(path: Path, name: str, pattern: str | None) -> Tokenizer:
     try:
-        return Tokenizer(name, _read_files(path, pattern))
+        files, parsed = _read_files(path, pattern)
+        return Tokenizer(name, files, parsed=parsed)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from error
     except RecursionError:
@@ -113,39 +116,41 @@ def _load_file(path: Path, name: str, pattern: str | None) -> Tokenizer:
         raise TokenizerError(f"{path}: not a vocabulary that can be read: {error!r}") from error
 
 
-def _read_files(path: Path, pattern: str | None) -> dict[str, bytes]:
-    """The files of a vocabulary by canonical name, decompressed, with the chat template next to
-    it.
-    """
-    files = _vocabulary_files(path, pattern)
+_Read = tuple[dict[str, bytes], JsonObject | None]
+"""The files of a vocabulary by canonical name, and what its tokenizer.json holds, if it has been
+parsed.
+"""
+
+
+def _read_files(path: Path, pattern: str | None) -> _Read:
+    """The files, decompressed, with the chat template next to them."""
+    files, parsed = _vocabulary_files(path, pattern)
     for name in (CONFIG, CHAT_TEMPLATE):
         if name not in files and path.with_name(name).is_file():
             files[name] = _read(path.with_name(name))
     if (path.parent / TOOL_USE).is_file():
         template = template_beside(path.parent, json.loads(files.get(CONFIG, b"{}")))
         files[CHAT_TEMPLATE] = (template or "").encode()
-    return files
+    return files, parsed
 
 
-def _vocabulary_files(path: Path, pattern: str | None) -> dict[str, bytes]:
+def _vocabulary_files(path: Path, pattern: str | None) -> _Read:
     if path.name in (VOCABULARY, MERGES):
-        return files_of_merges(path)
+        return files_of_merges(path), None
     content = _read(path)
     plain = path.name.removesuffix(".gz")
     if plain.endswith(".tiktoken") or looks_like_ranks(content):
-        return {
-            "tokenizer.tiktoken": content,
-            "encoding.json": _find_encoding(path, content, pattern),
-        }
+        encoding = _find_encoding(path, content, pattern)
+        return {"tokenizer.tiktoken": content, "encoding.json": encoding}, None
     _refuse_foreign(content, "this")
     if plain.endswith(".model"):
-        return {"tokenizer.model": content}
+        return {"tokenizer.model": content}, None
     return _json_files(content)
 
 
-def _json_files(content: bytes) -> dict[str, bytes]:
+def _json_files(content: bytes) -> _Read:
     try:
-        parsed = json.loads(content)
+        parsed = parse_large_json(content)
     except ValueError:
         if b"\x00" not in content[:4096] and _is_text(content):
             raise
@@ -154,13 +159,13 @@ def _json_files(content: bytes) -> dict[str, bytes]:
             f"{_EXPECTED}"
         ) from None
     if not isinstance(parsed, dict) or ("vocab" in parsed and "config" in parsed):
-        return {"tekken.json": content}
+        return {"tekken.json": content}, None
     if "model" not in parsed:
         raise TokenizerError(
             "expected: a tokenizer.json (key 'model') or a tekken.json (keys 'vocab', "
             f"'config'); found {list(parsed)[:6]}"
         )
-    return {"tokenizer.json": content}
+    return {"tokenizer.json": content}, parsed
 
 
 def _is_text(content: bytes) -> bool:

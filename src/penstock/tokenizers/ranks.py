@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, final
 
 from penstock.core.errors import TokenizerError
 from penstock.tokenizers.byte_table import ByteTable
-from penstock.tokenizers.fast import Backend, backend_from_merged_ranks, backend_from_ranks
+from penstock.tokenizers.fast import FastEncoder, backend_from_merged_ranks, backend_from_ranks
 from penstock.tokenizers.split_patterns import (
     CL100K_PATTERN,
     GPT2_PATTERN,
@@ -168,10 +168,10 @@ class RankVocabulary:
         }
         return cls("tekken", ranks, config["pattern"], controls, shift=shift, size=size)
 
-    def identity(self) -> bytes:
+    def identity(self) -> tuple[bytes, bytes]:
         """See `Vocabulary`."""
         settings = {"pattern": self._pattern, "controls": self.controls, "shift": self._shift}
-        return json.dumps(settings, sort_keys=True).encode() + self._rank_file()
+        return json.dumps(settings, sort_keys=True).encode(), self._rank_file()
 
     def encode(self, text: str, *, allow_control: bool) -> list[int]:
         """See `Vocabulary`."""
@@ -205,7 +205,7 @@ class RankVocabulary:
         """See `Vocabulary`; never needed, because the byte table is always exact."""
         return self.build_byte_table(exact=True).spell(ids).tobytes().decode(errors="replace")
 
-    def build_fast(self) -> tuple[Backend, int]:
+    def build_fast(self) -> FastEncoder:
         """See `Vocabulary`."""
         if self._pattern not in SCHEMES:
             raise TokenizerError(
@@ -213,8 +213,10 @@ class RankVocabulary:
                 f"{self._pattern!r}"
             )
         if self._pattern == LLAMA3_PATTERN:
-            return backend_from_merged_ranks(self._ranks, self._pattern), self._shift
-        return backend_from_ranks(self._rank_file(), SCHEMES[self._pattern]), self._shift
+            backend = backend_from_merged_ranks(self._ranks, self._pattern)
+        else:
+            backend = backend_from_ranks(self._rank_file(), SCHEMES[self._pattern])
+        return FastEncoder(backend=backend, shift=self._shift)
 
     def build_byte_table(self, *, exact: bool) -> ByteTable:
         """See `Vocabulary`."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.core.errors import TokenizerError
 from penstock.tokenizers.byte_table import ByteTable
-from penstock.tokenizers.fast import Backend, backend_from_sentencepiece
+from penstock.tokenizers.fast import FastEncoder, backend_from_sentencepiece
 from penstock.tokenizers.spelling import spell_sentencepiece
 from penstock.tokenizers.vocabulary import (
     AddedEntry,
@@ -88,9 +88,9 @@ class SentencePieceVocabulary:
         )
         self.adds_bos = self.bos_id is not None and says
 
-    def identity(self) -> bytes:
+    def identity(self) -> tuple[bytes]:
         """See `Vocabulary`."""
-        return self._model
+        return (self._model,)
 
     def encode(self, text: str, *, allow_control: bool) -> list[int]:
         """See `Vocabulary`; each stretch between control entries is encoded as a separate text."""
@@ -140,9 +140,9 @@ class SentencePieceVocabulary:
         text: str = self._processor.decode([int(token_id) for token_id in ids])
         return text
 
-    def build_fast(self) -> tuple[Backend, int]:
+    def build_fast(self) -> FastEncoder:
         """See `Vocabulary`."""
-        return backend_from_sentencepiece(self._model, set(self.controls)), 0
+        return FastEncoder(backend=backend_from_sentencepiece(self._model, set(self.controls)))
 
     def build_byte_table(self, *, exact: bool) -> ByteTable:
         """See `Vocabulary`."""

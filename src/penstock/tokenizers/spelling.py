@@ -30,6 +30,11 @@ def spell_byte_level(tokens: Iterable[str]) -> list[bytes | None]:
     return [_spell_byte_level(token) for token in tokens]
 
 
+def is_byte_level(token: str) -> bool:
+    """Whether a token has only characters of GPT-2's alphabet of bytes."""
+    return _ALPHABET.issuperset(token)
+
+
 def _spell_byte_level(token: str) -> bytes | None:
     try:
         return (

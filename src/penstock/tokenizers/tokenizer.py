@@ -21,12 +21,13 @@ from penstock.core.arrays import Array, UInt32
 from penstock.core.arrow import from_texts
 from penstock.core.errors import OutputError, TokenizerError
 from penstock.core.folders import local_path
+from penstock.core.json_values import JsonObject
 from penstock.core.lazy_imports import require
 from penstock.core.notebook import card
 from penstock.core.ragged import Ragged
 from penstock.tokenizers.byte_table import ByteTable, IntArray
 from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, template_in
-from penstock.tokenizers.fast import Backend, encode_arrow, missing_gigatoken
+from penstock.tokenizers.fast import FastEncoder, missing_gigatoken
 from penstock.tokenizers.huggingface import HuggingFaceVocabulary
 from penstock.tokenizers.post_processors import before_a_text, with_bos, without_bos
 from penstock.tokenizers.ranks import RankVocabulary
@@ -68,12 +69,24 @@ class Tokenizer:
     """
 
     def __init__(
-        self, name: str, files: Mapping[str, bytes], *, fallback_reason: str | None = None
+        self,
+        name: str,
+        files: Mapping[str, bytes],
+        *,
+        fallback_reason: str | None = None,
+        parsed: JsonObject | None = None,
     ) -> None:
-        """Args: `files`, canonical name → contents, as in `source_bytes`."""
+        """Open a vocabulary.
+
+        Args:
+            name: Short name of its file, folder or repository.
+            files: Canonical name → contents, as in `source_bytes`.
+            fallback_reason: Why gigatoken must not encode.
+            parsed: What the tokenizer.json in `files` holds, if it has been parsed; taken over.
+        """
         self.name = name
         self.source_bytes = dict(files)
-        self._vocabulary = _open_vocabulary(self.source_bytes)
+        self._vocabulary = _open_vocabulary(self.source_bytes, parsed)
         require(self._vocabulary.own_encoder)
         self._fallback_reason = fallback_reason
         self.kind = self._vocabulary.kind
@@ -117,7 +130,9 @@ class Tokenizer:
         """Hex digest of everything that affects ids; the same for a file, its .gz, and a copy under
         another name.
         """
-        digest = hashlib.blake2b(self._vocabulary.identity(), digest_size=16)
+        digest = hashlib.blake2b(digest_size=16)
+        for part in self._vocabulary.identity():
+            digest.update(part)
         return digest.hexdigest()
 
     @cached_property
@@ -153,9 +168,9 @@ class Tokenizer:
         """
         check_encodable(text)
         if self._fast is not None and not allow_control:
-            backend, shift = self._fast
-            ids: UInt32 = backend.encode(text)
-            return ids + np.uint32(shift)
+            ids = self._fast.encode(text)
+            if ids is not None:
+                return ids
         return np.array(self._vocabulary.encode(text, allow_control=allow_control), np.uint32)
 
     def encode_each(self, texts: Iterable[str]) -> Ragged:
@@ -175,10 +190,13 @@ class Tokenizer:
         Raises:
             TokenizerError: `texts` contains nulls, or is not an array of strings.
         """
-        texts = _checked_array(texts)
-        if self._fast is not None:
-            return encode_arrow(self._fast[0], texts, self._fast[1])
-        return self._encode_slowly(texts)
+        array = _checked_array(texts)
+        if self._fast is None:
+            return self._encode_slowly(array)
+        ids, left_out = self._fast.encode_batch(array)
+        if not len(left_out):
+            return ids
+        return _with_rows(ids, left_out, self._encode_slowly(array.take(pa.array(left_out))))
 
     @property
     def cuts(self) -> tuple[AddedEntry, ...] | None:
@@ -238,6 +256,7 @@ class Tokenizer:
         """
         if self._fast is None:
             return None
+        sample = [*sample, *self._fast.probes]
         texts = from_texts(sample)
         fast, own = self.encode_batch(texts), self._encode_slowly(texts)
         if np.array_equal(fast.offsets, own.offsets) and np.array_equal(fast.values, own.values):
@@ -376,10 +395,8 @@ class Tokenizer:
             raise OutputError(f"{output}: cannot save the tokenizer there: {error}") from error
 
     @cached_property
-    def _fast(self) -> tuple[Backend, int] | None:
-        """gigatoken's backend and the number to add to its ids; None if it cannot or must not
-        encode.
-        """
+    def _fast(self) -> FastEncoder | None:
+        """gigatoken's encoder; None if it cannot or must not encode."""
         if self._fallback_reason is not None:
             return None
         self._fallback_reason = missing_gigatoken()
@@ -402,10 +419,10 @@ class Tokenizer:
         return spelled[1:] if self.adds_space and spelled.startswith(b" ") else spelled
 
 
-def _open_vocabulary(files: Mapping[str, bytes]) -> Vocabulary:
+def _open_vocabulary(files: Mapping[str, bytes], parsed: JsonObject | None) -> Vocabulary:
     """The vocabulary in `files`; their canonical names give its format."""
     if "tokenizer.json" in files:
-        return HuggingFaceVocabulary(files["tokenizer.json"], files.get(CONFIG))
+        return HuggingFaceVocabulary(files["tokenizer.json"], files.get(CONFIG), parsed=parsed)
     if "tekken.json" in files:
         return RankVocabulary.from_tekken(files["tekken.json"])
     if "tokenizer.model" in files:
@@ -445,6 +462,15 @@ def check_encodable(text: str | bytes) -> None:
             "half of a surrogate pair, which has no bytes; repair the text, for example "
             "text.encode('utf-16', 'surrogatepass').decode('utf-16')"
         ) from error
+
+
+def _with_rows(ragged: Ragged, rows: IntArray, new: Ragged) -> Ragged:
+    """A copy with some rows, in ascending order, replaced."""
+    lengths = ragged.lengths
+    lengths[rows] = new.lengths
+    kept = np.split(ragged.values, ragged.offsets[np.stack([rows, rows + 1], 1).ravel()])[::2]
+    parts = [kept[0], *(part for pair in zip(new, kept[1:], strict=True) for part in pair)]
+    return Ragged(np.concatenate(parts), np.concatenate(([0], np.cumsum(lengths))))
 
 
 def _first_difference(left: Array, right: Array) -> int:

@@ -12,12 +12,12 @@ them the ids of ordinary text would change.
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
 
 from penstock.tokenizers.byte_table import ByteTable
-from penstock.tokenizers.fast import Backend
+from penstock.tokenizers.fast import FastEncoder
 
 END_NAMES = (
     "<|endoftext|>",
@@ -76,8 +76,8 @@ class Vocabulary(Protocol):
     nothing.
     """
 
-    def identity(self) -> bytes:
-        """Everything that affects ids, as bytes to be hashed."""
+    def identity(self) -> Iterable[bytes]:
+        """Everything that affects ids, as bytes to be hashed, in parts."""
 
     unknown_id: int | None
     """The id of text that the model cannot spell; also a control entry."""
@@ -113,10 +113,8 @@ class Vocabulary(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text by the own decoder, for vocabularies without a byte table."""
 
-    def build_fast(self) -> tuple[Backend, int]:
-        """A gigatoken backend and the number to add to its ids; TokenizerError says why there is
-        none.
-        """
+    def build_fast(self) -> FastEncoder:
+        """gigatoken's encoder; TokenizerError says why there is none."""
 
     def build_byte_table(self, *, exact: bool) -> ByteTable:
         """The exact table (TokenizerError says why there is none), or the strings of tokens."""

@@ -1,0 +1,73 @@
+"""JSON of tens of megabytes, such as a vocabulary of 262,000 tokens, in less time and memory."""
+
+import gc
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def parse_large_json(content: bytes) -> Any:
+    """`json.loads` for tens of megabytes: half the time, and memory for what is read only.
+
+    The collector of cycles would look at each million of new objects again and again. Indentation
+    goes first: one emoji makes each character of the text four bytes. A line break inside a string
+    is escaped in JSON, so what follows a plain one is indentation.
+
+    Raises:
+        ValueError: It is not JSON.
+    """
+    try:
+        with without_collector():
+            return json.loads(content.replace(b"\n      ", b""))
+    except ValueError:
+        return json.loads(content)  # its error names the place in the file
+
+
+def canonical_json(value: object) -> Iterator[bytes]:
+    """`json.dumps(value, sort_keys=True, separators=(",", ":"))`, as ASCII, in parts.
+
+    Whole, the text of a large vocabulary would take ten times its size while it is made.
+    """
+    if isinstance(value, dict) and value:
+        keys = sorted(value)
+        if any(isinstance(value[key], dict | list | tuple) for key in keys[:_PART]):
+            for place, key in enumerate(keys):
+                yield f"{',' if place else '{'}{json.dumps(key)}:".encode()
+                yield from canonical_json(value[key])
+        else:
+            parts = (keys[at : at + _PART] for at in range(0, len(keys), _PART))
+            yield from _joined("{", (_compact({key: value[key] for key in part}) for part in parts))
+        yield b"}"
+    elif isinstance(value, list | tuple) and value:
+        slices = (value[at : at + _PART] for at in range(0, len(value), _PART))
+        yield from _joined("[", map(_compact, slices))
+        yield b"]"
+    else:
+        yield _compact(value).encode()
+
+
+_PART = 10_000
+"""Entries that become text at once."""
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _joined(opening: str, parts: Iterable[str]) -> Iterator[bytes]:
+    for part in parts:
+        yield f"{opening}{part[1:-1]}".encode()
+        opening = ","
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Make many objects, none of which is in a cycle, without Python looking for cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
