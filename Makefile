@@ -37,7 +37,7 @@ BENCHMARKS ?= $(wildcard benchmarks/bench_*.py)
 
 # What `tests/integrations` tests besides the extras; a test whose package is not there is skipped, and says so.
 TRAINERS ?= .venv-integrations
-TRAINER_PACKAGES ?= lightning torchdata trl==1.16.0 grain orbax-checkpoint flax optax tyro einops tensorboard
+TRAINER_PACKAGES ?= lightning torchdata trl==1.16.0 grain orbax-checkpoint flax optax tyro einops tensorboard wandb trackio mlflow
 # Without what they depend on: their lists would bring other versions of what is there, and of torch for CUDA.
 TRAINER_ALONE ?= torchtitan==0.3.0 torch_checkpointing==0.1.1 spmd_types==0.2.3 triton==3.9.0 megatron-core==0.16.1 bitsandbytes==0.50.2
 # Built against the installed torch, without its compiled operations; tests on CPUs compile one of them with g++.
