@@ -13,6 +13,7 @@
 #   make kernels              compiled kernels for a wheel (1 minute); a build takes those that it finds
 #   make notebooks            runs tutorials, and writes their notebooks and pictures again
 #   make pictures [ARGS=...]  the pictures of docs/gallery.md and docs/benchmarks.md, with a Chromium (3 minutes); ARGS name some
+#   make release VERSION=1.2.3   every step of a release up to the upload: checks, tests, package, files in dist, commit and tag
 #   make bench [BENCHMARKS=benchmarks/bench_packing.py] [ARGS=...]   the benchmarks, all of them or one
 #   make versions             newest packages, tried: writes tests/versions.txt (2 minutes); then run the tests
 #   make clean                remove what these commands made
@@ -62,7 +63,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 PINNED := $(VENV)/torch-constraint.txt
 
-.PHONY: demo test test-integrations test-real docs docs-serve keywords notebooks pictures check package kernels bench clean environment versions
+.PHONY: demo test test-integrations test-real docs docs-serve keywords notebooks pictures check package kernels release bench clean environment versions
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready-demo
@@ -109,6 +110,9 @@ notebooks: $(VENV)/.ready-dev
 pictures: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/bars.py
 	$(BIN)/python examples/pictures/make.py $(ARGS)
+
+release: $(VENV)/.ready-dev
+	$(BIN)/python tests/packaging/release.py "$(VERSION)" $(ARGS)
 
 bench: $(VENV)/.ready-dev
 	@for script in $(BENCHMARKS); do echo "── $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
