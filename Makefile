@@ -13,6 +13,7 @@
 #   make kernels              compiled kernels for a wheel (1 minute); a build takes those that it finds
 #   make notebooks            runs tutorials, and writes their notebooks and pictures again
 #   make pictures [ARGS=...]  the pictures of docs/gallery.md and docs/benchmarks.md, with a Chromium (3 minutes); ARGS name some
+#   make release VERSION=1.2.3   every step of a release up to the upload: checks, tests, package, files in dist, commit and tag
 #   make bench [BENCHMARKS=benchmarks/bench_packing.py] [ARGS=...]   the benchmarks, all of them or one
 #   make versions             newest packages, tried: writes tests/versions.txt (2 minutes); then run the tests
 #   make clean                remove what these commands made
@@ -37,7 +38,7 @@ BENCHMARKS ?= $(wildcard benchmarks/bench_*.py)
 
 # What `tests/integrations` tests besides the extras; a test whose package is not there is skipped, and says so.
 TRAINERS ?= .venv-integrations
-TRAINER_PACKAGES ?= lightning torchdata trl==1.16.0 grain orbax-checkpoint flax optax tyro einops tensorboard
+TRAINER_PACKAGES ?= lightning torchdata trl==1.16.0 grain orbax-checkpoint flax optax tyro einops tensorboard wandb trackio mlflow
 # Without what they depend on: their lists would bring other versions of what is there, and of torch for CUDA.
 TRAINER_ALONE ?= torchtitan==0.3.0 torch_checkpointing==0.1.1 spmd_types==0.2.3 triton==3.9.0 megatron-core==0.16.1 bitsandbytes==0.50.2
 # Built against the installed torch, without its compiled operations; tests on CPUs compile one of them with g++.
@@ -62,7 +63,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 PINNED := $(VENV)/torch-constraint.txt
 
-.PHONY: demo test test-integrations test-real docs docs-serve keywords notebooks pictures check package kernels bench clean environment versions
+.PHONY: demo test test-integrations test-real docs docs-serve keywords notebooks pictures check package kernels release bench clean environment versions
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready-demo
@@ -109,6 +110,9 @@ notebooks: $(VENV)/.ready-dev
 pictures: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/bars.py
 	$(BIN)/python examples/pictures/make.py $(ARGS)
+
+release: $(VENV)/.ready-dev
+	$(BIN)/python tests/packaging/release.py "$(VERSION)" $(ARGS)
 
 bench: $(VENV)/.ready-dev
 	@for script in $(BENCHMARKS); do echo "── $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done

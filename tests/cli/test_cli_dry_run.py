@@ -94,7 +94,7 @@ def test_writers_get_the_run_file_with_its_overrides(run_file, tmp_path, monkeyp
     changes = [
         "training.steps=2",
         "training.schedule.warmup_steps=1",
-        "training.wandb=mine",
+        "training.log=[wandb]",
         "training.evaluators={}",
     ]
     train_verb(run_file=str(run_file), output=str(tmp_path / "run"), assignments=changes)

@@ -173,7 +173,8 @@ def test_a_chat_run_with_lora(tmp_path: Path) -> None:
     assert training.lora.targets == ("q_proj", "k_proj", "v_proj")
     assert (training.checkpoints.every, training.checkpoints.keep) == (250, 4)
     assert training.evaluators["held out"].every == 100
-    assert training.wandb == "chats"
+    assert training.trackers == ("wandb",)
+    assert training.log_project == "chats"
     assert run.chat.layout.message_property_mappings == {}, "the two datasets differ"
     first, second = (shlex.split(line) for line in found.commands[:2])
     assert first[2:6] == ["chats.jsonl", "-t", "Qwen/Qwen3-0.6B", "-o"]

@@ -169,11 +169,11 @@ def test_both_refuse_with_the_same_words(data, tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio", "mlflow"])
 def test_a_package_that_is_missing(data, tmp_path, monkeypatch, name):
     monkeypatch.delitem(__import__("sys").modules, name, raising=False)
     monkeypatch.setattr("penstock.learn.training.checks.find_spec", lambda asked: None)
-    setting = "training.tensorboard=true" if name == "tensorboard" else "training.wandb=mine"
+    setting = f"training.log=[{name}]"
     for dry_run in (True, False):
         with pytest.raises(MissingExtraError, match=rf"{name} is not.*penstock\[{name}\]"):
             make(data, tmp_path / "run", setting, dry_run=dry_run)

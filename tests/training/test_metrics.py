@@ -2,11 +2,10 @@
 
 import json
 import sys
-import types
 
 import pytest
 
-from penstock.core.errors import FormatError, MissingExtraError, OutputError
+from penstock.core.errors import FormatError, OutputError
 from penstock.core.terminal import clock, visible
 from penstock.learn.training.metrics import Metrics, read_metrics
 from penstock.learn.training.progress_line import evaluation_lines, note
@@ -114,51 +113,6 @@ def test_a_folder_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="choose another run folder"):
         Metrics(tmp_path / "file", total_steps=1)
-
-
-@pytest.mark.parametrize("extra", [{"tensorboard": True}, {"wandb": "project"}])
-def test_a_missing_package_names_its_extra(tmp_path, extra, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(MissingExtraError, match=rf"penstock\[{next(iter(extra))}\]"):
-        Metrics(tmp_path, total_steps=1, **extra)
-
-
-def test_wandb_goes_on_with_the_same_run(tmp_path, monkeypatch):
-    calls = []
-
-    class Config(dict):
-        def update(self, values, allow_val_change):
-            calls.append(("changed", values, allow_val_change))
-
-    class Run:
-        id, config = "abc", Config()
-
-        def log(self, figures, step):
-            calls.append((step, figures["loss"]))
-
-        def finish(self):
-            calls.append("finished")
-
-    def init(**options):
-        calls.append((options["project"], options["id"], options["config"]))
-        return Run()
-
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    now, then = {"training": {"steps": 3}}, {"training": {"steps": 2}}
-    write(tmp_path, range(1, 2), wandb="mine", config=then)
-    write(tmp_path, range(2, 3), wandb="mine", config=now)
-    first = [("mine", None, then), (1, 5.0), "finished"]
-    assert calls == [*first, ("mine", "abc", now), ("changed", now, True), (2, 2.5), "finished"]
-
-
-def test_tensorboard_gets_the_run_file(tmp_path, monkeypatch):
-    texts, writer = [], types.SimpleNamespace(add_scalar=lambda *_: None, close=lambda: None)
-    writer.add_text = lambda name, text, step: texts.append((name, text, step))
-    made = types.SimpleNamespace(SummaryWriter=lambda *_, **__: writer)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", made)
-    write(tmp_path, range(1, 2), tensorboard=True, config={"training": {"steps": 3}})
-    assert texts == [("run file", "    training:\n      steps: 3\n", 0)]
 
 
 def test_in_a_terminal_there_is_a_live_line(tmp_path, monkeypatch, capsys):

@@ -113,6 +113,19 @@ def test_a_device_is_known_by_its_name(name, peak, monkeypatch):
     assert peak_of(torch.device("cuda")) == peak
 
 
+def test_on_a_cpu_the_peak_is_measured(monkeypatch):
+    model, rows = build_model(PLAIN, vocab_size=61), [random_row(LENGTHS)]
+    found = Utilisation(model, torch.device("cpu")).figures(rows, 0.5)
+    peak = utilisation.measured_peak(torch.device("cpu"), torch.get_num_threads())
+    assert found["mfu"] == round(Operations(model).of(rows) / 0.5 / peak, 4)
+    assert peak > 1e8
+    monkeypatch.setattr(utilisation, "peak_memory_bytes", lambda: 4_100_000_000)
+    found = Utilisation(model, torch.device("cpu")).figures(rows, 0.5)
+    assert found["peak_memory"] == 4_100_000_000
+    record = {"seconds": 1.0, "wait_seconds": 0.0, "loss": 2.0, **found, "mfu": 0.43}
+    assert note(record) == "loss 2.0000 · MFU 43% · 4.1 GB"
+
+
 def test_a_step_says_how_well_its_gpu_is_used(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
     monkeypatch.setattr(utilisation, "peak_of", lambda device: 1e9)
@@ -120,6 +133,5 @@ def test_a_step_says_how_well_its_gpu_is_used(monkeypatch):
     found = Utilisation(model, torch.device("cuda"), share=2).figures(rows, 0.5)
     share = Operations(model).of(rows) / 2 / 0.5 / 1e9
     assert found == {"peak_memory": 7, "mfu": round(share, 4)}
-    assert Utilisation(model, torch.device("cpu")).figures(rows, 0.5) == {}
     record = {"seconds": 1.0, "wait_seconds": 0.0, "loss": 2.0, "mfu": 0.431}
     assert note(record) == "loss 2.0000 · MFU 43%"

@@ -60,6 +60,14 @@ OTHER_NAMES = {
         "eval eval_steps eval_every eval_interval evaluation eval_data eval_dataset validation "
         "val_data eval_strategy evaluation_strategy callbacks"
     ),
+    "training.log": (
+        "report_to tensorboard tensorboard_dir log_dir wandb use_wandb trackio mlflow tracker "
+        "trackers logger loggers log_with use_tensorboard use_mlflow use_trackio"
+    ),
+    "training.log_name": "run_name wandb_name experiment_name mlflow_run_name",
+    "training.log_project": (
+        "wandb_project project project_name mlflow_experiment_name trackio_project"
+    ),
     "training.log_every": "logging_steps log_interval log_steps logging_interval",
     "training.lora.rank": "lora_r lora_rank peft use_peft use_lora adapter",
     "training.lora.alpha": "lora_alpha",
@@ -94,8 +102,6 @@ OTHER_NAMES = {
         "max_steps num_steps total_steps train_steps iterations max_iters train_iters "
         "num_iterations num_train_steps n_steps iters"
     ),
-    "training.tensorboard": "tensorboard_dir log_dir",
-    "training.wandb": "wandb_project use_wandb report_to",
     "training.z_loss": "z_loss_weight zloss z_loss_coefficient",
 }
 """Key of a run file → what others call it."""

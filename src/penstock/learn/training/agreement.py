@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.learn.training.path_training import PathTraining
     from penstock.models.later_weights import LaterWeights
 
-OF_A_RANK = ("device", "threads", "log_every", "tensorboard", "wandb", "feature_cache")
+OF_A_RANK = ("device", "threads", "log_every", "log", "log_project", "log_name", "feature_cache")
 """Settings that say where a rank computes, or what the first one reports."""
 REFERENCES = ("lora", "cached", "initial")
 """Kinds of reference that are not the path of a model."""

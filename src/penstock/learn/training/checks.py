@@ -35,16 +35,13 @@ _TRIAL = 4
 
 
 def check_writers(settings: TrainSettings) -> None:
-    """Refuse TensorBoard and W&B if they are not installed.
+    """Refuse trackers that are not installed.
 
     Raises:
         MissingExtraError: One is requested and not installed.
     """
-    for name, wanted in (
-        ("tensorboard", settings.tensorboard),
-        ("wandb", settings.wandb is not None),
-    ):
-        if wanted and name not in sys.modules and find_spec(name) is None:
+    for name in settings.trackers:
+        if name not in sys.modules and find_spec(name) is None:
             raise MissingExtraError(name, name)
 
 

@@ -11,32 +11,26 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, Self, final
+from typing import Any, Self, final
 
 from penstock.core.errors import FormatError, OutputError
 from penstock.core.json_values import JsonObject
 from penstock.learn.training.figure_names import is_evaluation
 from penstock.learn.training.progress_line import ProgressLine
-from penstock.learn.training.trackers import TensorBoard, WandB
+from penstock.learn.training.trackers import Tracker, TrackerName, open_trackers
 
 METRICS = "metrics.jsonl"
 MEMORY = 0.95
 """Weight of the previous average in the running average of seconds per step."""
 
+_OF_THE_MACHINE = {
+    "seconds", "wait_seconds", "seconds_left", "tokens_per_second", "mfu", "peak_memory",
+}  # fmt: skip
+
 Record = Mapping[str, Any]
-
-
-class Writer(Protocol):
-    """A destination of records."""
-
-    def see(self, record: Record) -> None:
-        """Take a record; its `step` is the number of steps done."""
-
-    def close(self) -> None:
-        """Write what is left."""
 
 
 @final
@@ -49,15 +43,17 @@ class Metrics:
         done: Steps that are done already, 0 at the beginning.
         every: Steps between records to write; the last record and those with an evaluation are
             always written.
-        tensorboard: Also write TensorBoard's files, in `RUN/tensorboard`.
-        wandb: Also send records to this project of Weights & Biases.
-        config: The run file's values, which TensorBoard and W&B show next to the curves.
+        log: Trackers that get the records, too.
+        log_project: Project of W&B and trackio, experiment of MLflow; see `open_trackers`.
+        log_name: The run's name there; None: that of its folder.
+        config: The run file's values, which trackers show next to the curves.
         shown: Whether to write and show anything; with several processes, only on rank 0.
         progress: Whether to show progress.
 
     Raises:
         OutputError: The file cannot be written.
-        MissingExtraError: TensorBoard or W&B is requested and not installed.
+        MissingExtraError: A tracker is requested and not installed.
+        ConfigError: A tracker refuses to begin.
     """
 
     def __init__(
@@ -67,8 +63,9 @@ class Metrics:
         total_steps: int,
         done: int = 0,
         every: int = 1,
-        tensorboard: bool = False,
-        wandb: str | None = None,
+        log: Sequence[TrackerName] = (),
+        log_project: str | None = None,
+        log_name: str | None = None,
         config: Mapping[str, object] = MappingProxyType({}),
         shown: bool = True,
         progress: bool = True,
@@ -77,14 +74,17 @@ class Metrics:
         self._total, self._every, self._shown = total_steps, every, shown and progress
         self._usual: float | None = None
         self._tokens: int | None = None
-        self._writers: list[Writer] = []
+        self._trackers: list[Tracker] = []
+        self._lines: JsonLines | None = None
+        self._again: dict[int, JsonObject] = {}
         if not shown:
             return
-        if tensorboard:
-            self._writers.append(TensorBoard(run / "tensorboard", done, config))
-        if wandb is not None:
-            self._writers.append(WandB(run, wandb, config))
-        self._writers.append(JsonLines(run / METRICS, done))
+        if log:
+            self._again = _records_after(run, done)
+            self._trackers = open_trackers(
+                log, run, done, project=log_project, name=log_name, config=config
+            )
+        self._lines = JsonLines(run / METRICS, done)
         self._line = ProgressLine(total_steps, done)
 
     def __enter__(self) -> Self:
@@ -95,8 +95,10 @@ class Metrics:
     def __exit__(self, *_: object) -> None:
         if self._shown:
             self._line.stop()
-        for writer in self._writers:
-            writer.close()
+        for tracker in self._trackers:
+            tracker.close()
+        if self._lines is not None:
+            self._lines.close()
 
     def see(self, record: Record) -> JsonObject:
         """Take a step's record, with `step` and cumulative `tokens`, and `seconds` and
@@ -110,8 +112,12 @@ class Metrics:
         if self._shown:
             self._line.show(self.last)
         if step % self._every == 0 or step == self._total or any(map(is_evaluation, record)):
-            for writer in self._writers:
-                writer.see(self.last)
+            if self._lines is not None:
+                self._lines.see(self.last)
+            known = _without_times(self._again.pop(step, {})) == _without_times(self.last)
+            for tracker in self._trackers:
+                if tracker.replaces or not known:
+                    tracker.see(self.last)
         return self.last
 
     def _completion(self, record: Record) -> JsonObject:
@@ -196,6 +202,22 @@ def read_metrics(run: Path) -> list[JsonObject]:
                 f"{path}:{number}: is not a record of metrics: {line[:60]!r}; remove the line"
             )
     return records
+
+
+def _records_after(run: Path, done: int) -> dict[int, JsonObject]:
+    """What trackers got of the steps that a resumed run does again, or completes."""
+    if not (run / METRICS).is_file():
+        return {}
+    return {record["step"]: record for record in read_metrics(run) if record["step"] >= done}
+
+
+def _without_times(record: Record) -> Record:
+    """The figures that are the same when an interrupted step is done again."""
+    return {
+        name: value
+        for name, value in record.items()
+        if name not in _OF_THE_MACHINE and not name.endswith("/seconds")
+    }
 
 
 def _keep_until(path: Path, done: int) -> None:

@@ -72,11 +72,11 @@ class ProgressLine:
 
 
 def note(record: JsonMapping, room: int | None = None) -> str:
-    """`loss 3.214 · distill 0.42 · rate 1.0e-03 · 12.3 k tok/s · data 2%`: those parts that a
-    record has.
+    """`loss 3.214 · distill 0.42 · rate 1.0e-03 · 12.3 k tok/s · MFU 43% · 4.1 GB · data 2%`: those
+    parts that a record has; `data` is the share of the time that the step waited for its rows.
 
-    If it is longer than `room`, parts are dropped: first the share of waiting, then rate, speed and
-    distillation.
+    If it is longer than `room`, parts are dropped: first memory and waiting, then rate, MFU, speed
+    and distillation.
     """
     seconds = record["seconds"] + record["wait_seconds"]
     parts = {}
@@ -88,11 +88,13 @@ def note(record: JsonMapping, room: int | None = None) -> str:
         parts["rate"] = f"rate {record['learning_rate']:.1e}"
     if "tokens_per_second" in record:
         parts["speed"] = f"{record['tokens_per_second'] / 1000:.3g} k tok/s"
-    if "mfu" in record:
+    if record.get("mfu", 0) >= 0.005:
         parts["mfu"] = f"MFU {100 * record['mfu']:.0f}%"
+    if "peak_memory" in record:
+        parts["memory"] = f"{record['peak_memory'] / 1e9:.3g} GB"
     if seconds > 0 and record["wait_seconds"] / seconds >= 0.01:
         parts["data"] = f"data {100 * record['wait_seconds'] / seconds:.0f}%"
-    for name in ("data", "rate", "mfu", "speed", "distillation"):
+    for name in ("memory", "data", "rate", "mfu", "speed", "distillation"):
         if room is None or len(" · ".join(parts.values())) <= room:
             break
         parts.pop(name, None)

@@ -15,6 +15,7 @@ from penstock.learn.training.optimizer_settings import (
     ScheduleSettings,
 )
 from penstock.learn.training.path_settings import PolicySettings, PreferenceSettings
+from penstock.learn.training.trackers import TrackerName
 from penstock.models.lora.settings import LoraSettings
 
 AttentionBackend = Literal["auto", "per_document", "varlen", "flex", "dense"]
@@ -180,12 +181,23 @@ class TrainSettings:
     """Evaluators by name."""
     log_every: int = 1
     """Steps between records in metrics.jsonl."""
-    tensorboard: bool = False
-    """Also write TensorBoard files into the run's folder."""
-    wandb: str | None = None
-    """Also send metrics to this project of Weights & Biases."""
+    log: TrackerName | tuple[TrackerName, ...] = ()
+    """Trackers that get the figures, too: tensorboard (files in the run's folder), wandb (Weights &
+    Biases), trackio, mlflow.
+    """
+    log_project: str | None = None
+    """Project of W&B and trackio, experiment of MLflow. None: WANDB_PROJECT or
+    MLFLOW_EXPERIMENT_NAME, else penstock.
+    """
+    log_name: str | None = None
+    """Name of the run in the trackers; None: the name of its folder."""
     tensor_logs: TensorLogSettings = field(default_factory=TensorLogSettings)
     """Tensors to log."""
+
+    @property
+    def trackers(self) -> tuple[TrackerName, ...]:
+        """Those that `log` names."""
+        return (self.log,) if isinstance(self.log, str) else self.log
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "continue_from", ContinueSettings.of(self.continue_from))
@@ -196,6 +208,12 @@ class TrainSettings:
             if (given := getattr(self, name)) not in choices:
                 raise ConfigError(
                     f"training.{name} must be one of {', '.join(choices)}, got {given!r}"
+                )
+        for tracker in self.trackers:
+            if tracker not in get_args(TrackerName):
+                raise ConfigError(
+                    f"training.log must name some of {', '.join(get_args(TrackerName))}, got "
+                    f"{tracker!r}"
                 )
         if self.deterministic not in (True, False, "auto"):
             raise ConfigError(

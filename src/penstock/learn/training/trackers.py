@@ -1,35 +1,101 @@
-"""TensorBoard and Weights & Biases for the figures of a run; imported only when requested."""
+"""Trackers of experiments that get the figures of a run: TensorBoard, Weights & Biases, trackio and
+MLflow; each is imported only when requested.
 
-from collections.abc import Iterator, Mapping
+`RUN/trackers.json` keeps the id of the run in each, so a resumed run continues its curves there.
+"""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from textwrap import indent
+from time import time
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, Literal, Protocol, final
 
 import yaml
 
-from penstock.core.errors import MissingExtraError
+from penstock.core.errors import ConfigError, MissingExtraError, PenstockError
 from penstock.core.json_values import JsonMapping
+
+TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+"""Where figures can go besides the run's folder."""
+
+_log = logging.getLogger("penstock.training")
+
+KNOWN_RUNS = "trackers.json"
+PROJECT = "penstock"
+_BATCH = 100
+"""Parameters in one request to MLflow, which takes no more."""
+_UNKNOWN_TO_MLFLOW = re.compile(r"[^\w./ -]")
+
+
+class Tracker(Protocol):
+    """A destination of records."""
+
+    replaces: bool
+    """Whether a step that is done again after a resume takes the place of the earlier one."""
+
+    def see(self, record: JsonMapping) -> None:
+        """Take a record; its `step` is the number of steps done."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+def open_trackers(
+    names: Sequence[TrackerName],
+    run: Path,
+    done: int,
+    *,
+    project: str | None = None,
+    name: str | None = None,
+    config: Mapping[str, object] = MappingProxyType({}),
+) -> list[Tracker]:
+    """Begin, or continue, a run in each tracker.
+
+    Args:
+        names: The trackers.
+        run: The run's folder.
+        done: Steps that are done already.
+        project: Project of W&B and trackio, experiment of MLflow; None: what the tracker's own
+            environment variable says, else `penstock`.
+        name: The run's name there; None: that of its folder.
+        config: The run file's values, shown next to the curves.
+
+    Raises:
+        MissingExtraError: A package is not installed.
+        ConfigError: A tracker refuses to begin.
+    """
+    known = _KnownRuns(run / KNOWN_RUNS)
+    begun: list[Tracker] = []
+    for tracker in names:
+        try:
+            begun.append(
+                _Careful(tracker, _OPENERS[tracker](run, done, project, name, config, known))
+            )
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"training.log: {tracker} cannot begin: {error}; {_CURES[tracker]}, or leave "
+                f"{tracker} out"
+            ) from error
+    return begun
 
 
 @final
 class TensorBoard:
-    """Event files in a folder. After a resume TensorBoard hides the records after the starting
-    step.
-
-    Args:
-        folder: The files' folder.
-        done: Steps that are done already.
-        config: The run file's values, shown as text.
-
-    Raises:
-        MissingExtraError: tensorboard is not installed.
+    """Event files in `RUN/tensorboard`. After a resume TensorBoard hides the records after the
+    starting step.
     """
 
-    def __init__(
-        self, folder: Path, done: int, config: Mapping[str, object] = MappingProxyType({})
-    ) -> None:
+    replaces = True
+
+    def __init__(self, folder: Path, done: int, config: Mapping[str, object]) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -55,49 +121,220 @@ class TensorBoard:
 
 @final
 class WandB:
-    """A run of Weights & Biases, the same one after a resume: its id is in `RUN/wandb-id`.
-
-    Args:
-        run: The run's folder.
-        project: Project of Weights & Biases.
-        config: The run file's values, to find and compare runs there.
-
-    Raises:
-        MissingExtraError: wandb is not installed.
+    """A run of Weights & Biases. Figures are drawn over `step`: W&B's own count only rises, and
+    would drop the steps that a resumed run does again.
     """
 
+    replaces = False
+
     def __init__(
-        self, run: Path, project: str, config: Mapping[str, object] = MappingProxyType({})
+        self,
+        run: Path,
+        project: str | None,
+        name: str,
+        config: Mapping[str, object],
+        known: "_KnownRuns",
     ) -> None:
-        try:
-            wandb: Any = import_module("wandb")
-        except ImportError:
-            raise MissingExtraError("wandb", "wandb") from None
-        kept = run / "wandb-id"
-        known = kept.read_text(encoding="utf-8").strip() if kept.is_file() else None
+        wandb = _package("wandb")
+        identity = known.of("wandb")
         self._run: Any = wandb.init(
-            project=project,
-            name=run.name,
+            project=project or os.environ.get("WANDB_PROJECT") or PROJECT,
+            name=name,
             dir=str(run),
-            id=known,
+            id=identity,
             resume="allow",
             config=dict(config),
         )
-        if known is not None:
+        if identity is not None:
             # Without this permission a resumed run keeps its old values.
             self._run.config.update(dict(config), allow_val_change=True)
-        kept.write_text(str(self._run.id) + "\n", encoding="utf-8")
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+        known.keep("wandb", str(self._run.id))
 
-    def see(self, record: Mapping[str, object]) -> None:
+    def see(self, record: JsonMapping) -> None:
         """Send all numbers of a record."""
-        self._run.log(dict(_figures(record)), step=record["step"])
+        self._run.log({"step": record["step"], **dict(_figures(record))})
 
     def close(self) -> None:
         """Send what is left."""
         self._run.finish()
 
 
-def _figures(record: Mapping[str, object]) -> Iterator[tuple[str, float]]:
+@final
+class Trackio:
+    """A run of trackio, which keeps figures on this machine or in a Space of the Hub."""
+
+    replaces = False
+
+    def __init__(
+        self, project: str | None, name: str, config: Mapping[str, object], known: "_KnownRuns"
+    ) -> None:
+        trackio = _package("trackio")
+        resumed = known.of("trackio")
+        self._run: Any = trackio.init(
+            project=project or PROJECT,
+            name=resumed or name,
+            config=dict(config),
+            resume="allow" if resumed else "never",
+            embed=False,
+        )
+        known.keep("trackio", str(self._run.name))
+
+    def see(self, record: JsonMapping) -> None:
+        """Write all numbers of a record."""
+        self._run.log(dict(_figures(record)), step=record["step"])
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._run.finish()
+
+
+@final
+class MLflow:
+    """A run of MLflow, at `MLFLOW_TRACKING_URI` or where MLflow's own default is."""
+
+    replaces = False
+
+    def __init__(
+        self, project: str | None, name: str, config: Mapping[str, object], known: "_KnownRuns"
+    ) -> None:
+        mlflow = _package("mlflow")
+        entities = self._entities = import_module("mlflow.entities")
+        self._client: Any = mlflow.MlflowClient()
+        identity = known.of("mlflow")
+        if identity is None:
+            experiment = project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+            identity = self._client.create_run(
+                self._experiment(experiment), run_name=name
+            ).info.run_id
+            parameters = [
+                entities.Param(_mlflow_name(key), str(value)[:6000])
+                for key, value in _leaves(config)
+            ]
+            for first in range(0, len(parameters), _BATCH):
+                self._client.log_batch(identity, params=parameters[first : first + _BATCH])
+        else:
+            # Parameters cannot be changed in MLflow; those of the first start stay.
+            self._client.update_run(identity, status="RUNNING")
+        self._identity: str = identity
+        known.keep("mlflow", identity)
+
+    def _experiment(self, name: str) -> str:
+        found = self._client.get_experiment_by_name(name)
+        return str(found.experiment_id if found else self._client.create_experiment(name))
+
+    def see(self, record: JsonMapping) -> None:
+        """Send all numbers of a record."""
+        now = int(1000 * time())
+        self._client.log_batch(
+            self._identity,
+            metrics=[
+                self._entities.Metric(_mlflow_name(name), value, now, record["step"])
+                for name, value in _figures(record)
+            ],
+        )
+
+    def close(self) -> None:
+        """Say that the run has ended."""
+        self._client.set_terminated(self._identity)
+
+
+@final
+class _Careful:
+    """Passes records on until the tracker fails: its failure must not end the training."""
+
+    def __init__(self, name: str, tracker: Tracker) -> None:
+        self.replaces = tracker.replaces
+        self._name, self._tracker, self._failed = name, tracker, False
+
+    def see(self, record: JsonMapping) -> None:
+        self._do(lambda: self._tracker.see(record), f"step {record['step']}")
+
+    def close(self) -> None:
+        self._do(self._tracker.close, "the end")
+
+    def _do(self, action: Callable[[], None], where: str) -> None:
+        if self._failed:
+            return
+        try:
+            action()
+        except Exception as error:
+            self._failed = True
+            _log.warning(
+                "%s took no figures from %s on (%s); the run goes on, and its metrics.jsonl has "
+                "them all",
+                self._name,
+                where,
+                error,
+            )
+
+
+@final
+class _KnownRuns:
+    """The ids of this run in the trackers, in a small file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = {}
+        self._ids: dict[str, str] = found if isinstance(found, dict) else {}
+
+    def of(self, tracker: str) -> str | None:
+        return self._ids.get(tracker)
+
+    def keep(self, tracker: str, identity: str) -> None:
+        if self._ids.get(tracker) != identity:
+            self._ids[tracker] = identity
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text(json.dumps(self._ids, indent=1) + "\n", encoding="utf-8")
+
+
+_Opener = Callable[[Path, int, str | None, str | None, Mapping[str, object], _KnownRuns], Tracker]
+_OPENERS: Mapping[TrackerName, _Opener] = {
+    "tensorboard": lambda run, done, project, name, config, known: TensorBoard(
+        run / "tensorboard", done, config
+    ),
+    "wandb": lambda run, done, project, name, config, known: WandB(
+        run, project, name or run.name, config, known
+    ),
+    "trackio": lambda run, done, project, name, config, known: Trackio(
+        project, name or run.name, config, known
+    ),
+    "mlflow": lambda run, done, project, name, config, known: MLflow(
+        project, name or run.name, config, known
+    ),
+}
+_CURES: Mapping[TrackerName, str] = {
+    "tensorboard": "see that the run's folder can be written",
+    "wandb": "log in with `wandb login`, set WANDB_MODE=offline",
+    "trackio": "see TRACKIO_DIR and TRACKIO_SPACE_ID",
+    "mlflow": "see MLFLOW_TRACKING_URI",
+}
+
+
+def _package(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        raise MissingExtraError(name, name) from None
+
+
+def _figures(record: JsonMapping) -> Iterator[tuple[str, float]]:
     for name, value in record.items():
         if name != "step" and isinstance(value, int | float):
             yield name, float(value)
+
+
+def _leaves(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + str(name), value
+
+
+def _mlflow_name(name: str) -> str:
+    return _UNKNOWN_TO_MLFLOW.sub("_", name)

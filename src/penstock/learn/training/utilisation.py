@@ -1,5 +1,6 @@
 """Model FLOPs utilisation (MFU): the operations that a model's mathematics needs, over those that
-the device could do in the same time.
+the device could do in the same time: by the maker's data sheet for known GPUs, else by a product
+that is timed at the start.
 
 Counted are the matrix products of each token (2 operations for each weight forward, 4 backward, or
 2 where the weight is frozen) and the pairs of query and key of each document, as far as windows
@@ -9,7 +10,10 @@ softmax. So the number compares runs, also with other trainers that count so.
 Source: PaLM, arXiv:2204.02311, appendix B; attention by document, causal.
 """
 
+from collections import Counter
 from collections.abc import Iterable
+from functools import cache
+from time import perf_counter
 from typing import Any, final
 
 import numpy as np
@@ -17,6 +21,7 @@ import torch
 from torch import nn
 
 from penstock.core.arrays import Int64
+from penstock.core.system import peak_memory_bytes
 from penstock.models import LanguageModel
 from penstock.models.four_bits import four_bit_layers
 from penstock.models.isolation.lengths import text_config
@@ -46,11 +51,39 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def peak_of(device: torch.device) -> float | None:
-    """Operations a second that a device could do in bfloat16; None: unknown."""
+    """Operations a second that a GPU could do in bfloat16; None: unknown."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
     return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+@cache
+def measured_peak(device: torch.device, threads: int) -> float:
+    """Operations a second of the fastest of a few square products in float32: what `mfu` compares
+    with where no data sheet is known. Some ten milliseconds, once a process.
+
+    Args:
+        device: A CPU, or a GPU that `PEAKS` does not know.
+        threads: Torch's, on which a CPU's speed depends.
+    """
+    assert threads > 0
+    side = 512 if device.type == "cpu" else 4096
+    factor = torch.ones(side, side, device=device)
+    best = 0.0
+    for _ in range(5):
+        begin = perf_counter()
+        # Reading a value waits for the device.
+        float((factor @ factor)[0, 0])
+        best = max(best, 2 * side**3 / (perf_counter() - begin))
+    return best
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Bytes that torch held at most on a GPU, or this process in all on a CPU; 0: unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return peak_memory_bytes() if device.type == "cpu" else 0
 
 
 @final
@@ -67,7 +100,7 @@ class Operations:
             share * weight.numel() * (6 if weight.requires_grad else 4)
             for weight, share in _matrices(model)
         ) + sum(4 * share * size for size, share in _four_bit_matrices(model))
-        self._layers = _attention(model)
+        self._layers = Counter(_attention(model))
 
     def of(self, rows: Iterable[ModelInput]) -> float:
         """Operations of some rows, forward and backward; padding counts for nothing."""
@@ -77,15 +110,15 @@ class Operations:
             ends = np.minimum(row.cu_seqlens, row.num_tokens).astype(np.int64)
             lengths = np.diff(ends)
             total += self.each_token * int(lengths.sum())
-            for width, window in self._layers:
+            for (width, window), layers in self._layers.items():
                 # Two products of width operations times 2 for each pair, and twice as many back.
-                total += 12.0 * width * pairs(lengths, window)
+                total += 12.0 * layers * width * pairs(lengths, window)
         return total
 
 
 @final
 class Utilisation:
-    """How well a rank's GPU is used, for the record of each step.
+    """How well a rank's device is used, for the record of each step.
 
     Args:
         model: As it is trained.
@@ -94,17 +127,18 @@ class Utilisation:
     """
 
     def __init__(self, model: LanguageModel, device: torch.device, *, share: int = 1) -> None:
-        self._device, self._share, self._peak = device, share, peak_of(device)
-        self._operations = None if self._peak is None else Operations(model)
+        self._device, self._share = device, share
+        self._peak = peak_of(device) or measured_peak(device, torch.get_num_threads())
+        self._operations = Operations(model)
 
     def figures(self, rows: Iterable[ModelInput], seconds: float) -> dict[str, float]:
-        """`peak_memory` in bytes, and `mfu` where the device's peak is known; on a CPU nothing."""
-        if self._device.type != "cuda":
-            return {}
-        found: dict[str, float] = {"peak_memory": torch.cuda.max_memory_allocated(self._device)}
-        if self._peak is not None and self._operations is not None:
-            done = self._operations.of(rows) / self._share
-            found["mfu"] = round(done / seconds / self._peak, 4)
+        """`mfu`, a share of the peak in the data sheet or else of the measured one, and
+        `peak_memory` in bytes where it is known.
+        """
+        done = self._operations.of(rows) / self._share
+        found: dict[str, float] = {"mfu": round(done / seconds / self._peak, 4)}
+        if memory := _peak_memory(self._device):
+            found["peak_memory"] = memory
         return found
 
 

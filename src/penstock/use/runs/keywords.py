@@ -20,6 +20,7 @@ from penstock.learn.training.settings import (
     RecurrentBackend,
     TensorLogSettings,
 )
+from penstock.learn.training.trackers import TrackerName
 from penstock.models.lora.settings import LoraSettings
 from penstock.models.settings import BlockSettings, Dtype, VisionSettings
 from penstock.use.runs.given import Evaluation, Values
@@ -77,8 +78,9 @@ class Common(OptimizerKeywords, ScheduleKeywords, total=False):
     checkpoints: CheckpointSettings | Values
     evaluators: Mapping[str, Evaluation]
     log_every: int
-    tensorboard: bool
-    wandb: str | None
+    log: tuple[TrackerName, ...]
+    log_project: str | None
+    log_name: str | None
     tensor_logs: TensorLogSettings | Values
 
 

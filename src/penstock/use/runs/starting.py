@@ -433,7 +433,7 @@ def train_to_end(trainer: "Trainer", config: JsonMapping, *, progress: bool = Tr
 
     Args:
         trainer: The trainer, new or resumed.
-        config: The run file's values, which TensorBoard and W&B show next to the curves.
+        config: The run file's values, which trackers show next to the curves.
         progress: Show progress.
 
     Returns:
@@ -445,8 +445,9 @@ def train_to_end(trainer: "Trainer", config: JsonMapping, *, progress: bool = Tr
         total_steps=trainer.steps,
         done=trainer.loader.step,
         every=watched.log_every,
-        tensorboard=watched.tensorboard,
-        wandb=watched.wandb,
+        log=watched.trackers,
+        log_project=watched.log_project,
+        log_name=watched.log_name,
         config=shown_values(config),
         shown=trainer.ranks.is_first,
         progress=progress,

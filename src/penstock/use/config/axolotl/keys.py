@@ -7,8 +7,8 @@ and `training` read them.
 from collections.abc import Mapping
 
 _TRACKERS = (
-    "send metrics.jsonl of the run there yourself; TensorBoard and W&B are built in "
-    "(training.tensorboard, wandb)"
+    "TensorBoard, W&B, trackio and MLflow are built in (training.log), and read their own "
+    "environment variables; for others send metrics.jsonl of the run there yourself"
 )
 _QUANTISED = (
     "weights are trained in full precision, or frozen in 4 bits next to LoRA (adapter: qlora); "
@@ -100,7 +100,7 @@ NO_EFFECT: Mapping[str, str] = {
         "publish what `penstock export RUN -o FOLDER` writes",
     ),
     **_each(
-        "wandb_name wandb_run_id wandb_mode wandb_entity wandb_watch wandb_log_model "
+        "wandb_run_id wandb_mode wandb_entity wandb_watch wandb_log_model "
         "wandb_run_group wandb_offline logging_steps save_first_step "
         "include_tokens_per_second include_tkps profiler_steps profiler_steps_start "
         "eval_table_size eval_max_new_tokens",
@@ -197,10 +197,10 @@ UNSUPPORTED: Mapping[str, str] = {
         "add an evaluator of kind samples with your prompts to training.evaluators",
     ),
     **_each(
-        "use_mlflow mlflow_tracking_uri mlflow_experiment_name mlflow_run_name "
+        "mlflow_tracking_uri "
         "hf_mlflow_log_artifacts use_comet comet_api_key comet_workspace comet_project_name "
-        "comet_experiment_key comet_mode comet_online comet_experiment_config use_trackio "
-        "trackio_project_name trackio_run_name trackio_space_id",
+        "comet_experiment_key comet_mode comet_online comet_experiment_config "
+        "trackio_space_id",
         _TRACKERS,
     ),
     **_each(

@@ -34,6 +34,8 @@ SMALL_ADAMW = (
     "ao_adamw_fp8",
 )
 """AdamW with states of fewer bits, or on the CPU."""
+_PROJECTS = ("wandb_project", "trackio_project_name", "mlflow_experiment_name")
+_RUN_NAMES = ("wandb_name", "trackio_run_name", "mlflow_run_name")
 SHAPES = {
     "linear": "linear",
     "cosine": "cosine",
@@ -85,15 +87,31 @@ def read_training(keys: Keys, steps: int | None, epochs: float, rl: str) -> Json
     keys.mapped("torch_compile", "training.compile")
     _placement(keys, training)
     training["checkpoints"] = _checkpoints(keys, steps, epochs)
-    if keys.get("use_tensorboard"):
-        training["tensorboard"] = True
-    keys.mapped("use_tensorboard", "training.tensorboard")
-    if keys.get("use_wandb") or (keys.get("wandb_project") and keys.get("use_wandb") is not False):
-        training["wandb"] = str(keys.get("wandb_project", "penstock"))
-    keys.mapped("use_wandb", "training.wandb")
-    keys.mapped("wandb_project", "training.wandb")
+    _trackers(keys, training)
     _precision(keys)
     return training
+
+
+def _trackers(keys: Keys, training: JsonObject) -> None:
+    wanted = {
+        "tensorboard": keys.get("use_tensorboard"),
+        "wandb": keys.get("use_wandb")
+        or (keys.get("wandb_project") and keys.get("use_wandb") is not False),
+        "trackio": keys.get("use_trackio"),
+        "mlflow": keys.get("use_mlflow") or keys.get("mlflow_experiment_name"),
+    }
+    if named := [tracker for tracker, asked in wanted.items() if asked]:
+        training["log"] = named
+        if project := next(filter(None, map(keys.get, _PROJECTS)), None):
+            training["log_project"] = str(project)
+        if name := next(filter(None, map(keys.get, _RUN_NAMES)), None):
+            training["log_name"] = str(name)
+    for name in ("use_tensorboard", "use_wandb", "use_trackio", "use_mlflow"):
+        keys.mapped(name, "training.log")
+    for name in _PROJECTS:
+        keys.mapped(name, "training.log_project")
+    for name in _RUN_NAMES:
+        keys.mapped(name, "training.log_name")
 
 
 def _placement(keys: Keys, training: JsonObject) -> None:
