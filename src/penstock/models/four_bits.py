@@ -28,7 +28,7 @@ from torch.nn.functional import linear
 
 from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.models.ours.layers import Linear
-from penstock.models.trained_products import OneDnnLinear
+from penstock.models.products import OneDnnLinear
 
 PACKAGE, EXTRA = "bitsandbytes", "qlora"
 NF4 = "nf4"

@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 
 from penstock.models.gradients import FoundGradients, accumulator
 from penstock.models.head import Head, Logits, no_loss
-from penstock.models.trained_products import PRODUCT, add_product, product
+from penstock.models.products import PRODUCT, add_product, product
 
 _log = logging.getLogger("penstock.training")
 

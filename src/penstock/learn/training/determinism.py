@@ -11,7 +11,7 @@ import torch
 from penstock.core.json_values import JsonObject
 from penstock.learn.training.settings import TrainSettings
 from penstock.models.attention import flash_name
-from penstock.models.trained_products import uses_onednn
+from penstock.models.products import uses_onednn
 
 if TYPE_CHECKING:
     pass

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
-from penstock.models.trained_products import linear
+from penstock.models.products import linear
 
 
 @final

@@ -37,11 +37,11 @@ from penstock.models.ours.blocks import Block, rotary_angles
 from penstock.models.ours.experts import Balance
 from penstock.models.ours.layers import Linear, RMSNorm
 from penstock.models.ours.vision import VisionTower, check_images, with_images
+from penstock.models.products import linear
 from penstock.models.recurrent.borders import Borders
 from penstock.models.recurrent.mixers import Carried, RowDocuments
 from penstock.models.row_tensors import RowTensors
 from penstock.models.settings import ModelSettings
-from penstock.models.trained_products import linear
 from penstock.models.vocabulary import with_mean_rows
 from penstock.plan.inputs import RowSlice
 from penstock.plan.inputs.model_input import ModelInput

@@ -38,6 +38,7 @@ from penstock.models.key_caches import KeyCache
 from penstock.models.language_model import PackingVerdict, require_packed_rows
 from penstock.models.lora.settings import LoraSettings, NewRows
 from penstock.models.lora.trained_parts import num_rows
+from penstock.models.products import replace_linear, uses_onednn
 from penstock.models.recurrent.operations import TORCH, Operations
 from penstock.models.row_tensors import RowTensors
 from penstock.models.text_cache import TextCache
@@ -60,7 +61,6 @@ from penstock.models.theirs.packed_ways import PackedWays
 from penstock.models.theirs.recurrence import replace_functions
 from penstock.models.theirs.tensors import REQUIREMENTS
 from penstock.models.theirs.twin import Twin
-from penstock.models.trained_products import replace_linear, uses_onednn
 from penstock.models.vocabulary import mean_row
 from penstock.models.without_dropout import evaluating
 from penstock.plan.inputs import AttentionRule, RowSlice
