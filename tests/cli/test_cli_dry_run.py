@@ -80,7 +80,9 @@ def test_writers_get_the_run_file_with_its_overrides(run_file, tmp_path, monkeyp
     seen = []
 
     class Writer:
-        def __init__(self, run, project, config):
+        replaces = True
+
+        def __init__(self, run, project, name, config, known):
             seen.append((project, config))
 
         def see(self, record):
@@ -89,12 +91,13 @@ def test_writers_get_the_run_file_with_its_overrides(run_file, tmp_path, monkeyp
         def close(self):
             """Nothing is open."""
 
-    monkeypatch.setattr("penstock.learn.training.metrics.WandB", Writer)
+    monkeypatch.setattr("penstock.learn.training.trackers.WandB", Writer)
     monkeypatch.setattr("penstock.learn.training.checks.find_spec", lambda name: name)
     changes = [
         "training.steps=2",
         "training.schedule.warmup_steps=1",
         "training.log=[wandb]",
+        "training.log_project=mine",
         "training.evaluators={}",
     ]
     train_verb(run_file=str(run_file), output=str(tmp_path / "run"), assignments=changes)

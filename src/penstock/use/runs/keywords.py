@@ -78,7 +78,7 @@ class Common(OptimizerKeywords, ScheduleKeywords, total=False):
     checkpoints: CheckpointSettings | Values
     evaluators: Mapping[str, Evaluation]
     log_every: int
-    log: tuple[TrackerName, ...]
+    log: TrackerName | tuple[TrackerName, ...]
     log_project: str | None
     log_name: str | None
     tensor_logs: TensorLogSettings | Values
