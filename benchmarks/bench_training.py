@@ -61,7 +61,7 @@ from penstock.learn.training.losses import loss
 from penstock.models import ModelSettings
 from penstock.models.building import build_model
 from penstock.models.exporting import export
-from penstock.models.trained_products import product
+from penstock.models.products import product
 from penstock.use.config import load_run
 from penstock.use.config.run_file import resolved_text
 from penstock.use.config.training import make_trainer
