@@ -95,7 +95,7 @@ def test_merges_that_are_no_json_are_refused(end: str) -> None:
     content = json.dumps(_file([["a", "b"], ["c", "d"]]), indent=2)
     broken = content.replace('"c",\n        "d"', end)
     assert broken != content
-    with pytest.raises(json.JSONDecodeError, match="delimiter|Expecting"):
+    with pytest.raises(json.JSONDecodeError, match=r"delimiter|Expecting"):
         parse_tokenizer_json(broken.encode())
 
 
