@@ -3,7 +3,7 @@
 As Python objects, Gemma 3's half million merges take 130 MB, or a random access to memory for each
 of a million strings if they share these with the vocabulary. Nothing needs them all at once: they
 are hashed, written for gigatoken, and handed to the tokenizers package. So each of these reads them
-again, a few hundred at a time, which stay in the processor's cache.
+again, a thousand or two at a time, which stay in the processor's cache.
 """
 
 import json
@@ -43,10 +43,11 @@ class WrittenMerges(Sequence[Pair]):
 
     def without(self, texts: Collection[str]) -> Self:
         """Those that make none of these texts."""
-        return type(self)(self._content, self._begin, self._end, frozenset(texts))
+        left_out = frozenset(texts).union(self._left_out)
+        return type(self)(self._content, self._begin, self._end, left_out)
 
     def parts(self) -> Iterator[list[Pair]]:
-        """The merges, a few hundred at a time.
+        """The merges, a thousand or two at a time.
 
         Raises:
             ValueError, TypeError: They are not JSON, or not pairs.
