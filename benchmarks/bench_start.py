@@ -6,17 +6,19 @@ reads those of an earlier process. Where `make kernels` has put kernels next to 
 wheel, cold reads these. Python's bytecode and the page cache are warm. torch's line is what anybody
 pays: its import and its first fused AdamW.
 
-    python benchmarks/bench_start.py [--repeats 5]
+    python benchmarks/bench_start.py [--repeats 5] [--tokenizer gemma-3/tokenizer.json]
 """
 
 import json
 import os
+import pickle
 import platform
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+from itertools import islice
 from pathlib import Path
 
 from common import arguments, standard_library, table
@@ -56,9 +58,17 @@ optimizer.step()
 PREPARE = """
 import sys
 import penstock as ps
-folder = sys.argv[1]
-ps.prepare(folder + "/texts.jsonl", tokenizer=folder + "/tokenizer", output=sys.argv[2], processes=1, progress=False)
-"""  # noqa: E501
+texts, tokenizer, output = sys.argv[1:]
+ps.prepare(texts, tokenizer=tokenizer, output=output, processes=1, progress=False)
+"""
+WORKER = """
+import pickle
+import sys
+from pathlib import Path
+import pyarrow as pa
+import penstock as ps
+pickle.loads(Path(sys.argv[1]).read_bytes()).encode_batch(pa.array(["a text"]))
+"""
 
 
 NEW = "a new folder"
@@ -102,7 +112,11 @@ def make_data(folder: Path) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__).parse_args()
+    import penstock as ps
+
+    parser = arguments(__doc__)
+    parser.add_argument("--tokenizer", help="measure only `prepare` of three documents with it")
+    options = parser.parse_args()
     rows: list[tuple[str, str, str]] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -120,6 +134,17 @@ def main() -> None:
                 (what, f"{statistics.median(once() for _ in range(options.repeats)):.2f} s", note)
             )
 
+        texts = folder / "texts.jsonl"
+        if options.tokenizer is not None:
+            with texts.open() as lines:
+                (folder / "three.jsonl").write_text("".join(islice(lines, 3)))
+            pickled = folder / "tokenizer.pickle"
+            pickled.write_bytes(pickle.dumps(ps.load_tokenizer(options.tokenizer)))
+            three = str(folder / "three.jsonl")
+            measure("ps.prepare, 3 documents", "warm", "-c", PREPARE, three, options.tokenizer, NEW)
+            measure("a tokenizer from its pickle, 1 text", "", "-c", WORKER, str(pickled))
+            table(f"CPU seconds of a new process, {options.tokenizer}", rows)
+            return
         measure("python -c pass", "", "-c", "pass")
         measure("import penstock", "", "-c", "import penstock")
         measure("import penstock, Loader(...)", "warm", "-c", LOADER, data, "causal", "open")
@@ -131,7 +156,9 @@ def main() -> None:
             rows.append(("(kernels are shipped here: cold is shipped)", "", "make kernels"))
         measure("penstock --help", "", "-m", "penstock", "--help")
         measure("penstock train --help", "", "-m", "penstock", "train", "--help")
-        measure("ps.prepare, 0.4 MB", "warm", "-c", PREPARE, str(folder), NEW)
+        measure(
+            "ps.prepare, 0.4 MB", "warm", "-c", PREPARE, str(texts), str(folder / "tokenizer"), NEW
+        )
         measure("torch, first fused AdamW", "", "-c", TORCH)
         measure("ps.train, 1 step, 0.1 M parameters", "warm", "-c", TRAIN, data, NEW)
     table(

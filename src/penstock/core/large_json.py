@@ -2,8 +2,9 @@
 
 import gc
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 
@@ -39,8 +40,9 @@ def canonical_json(value: object) -> Iterator[bytes]:
             parts = (keys[at : at + _PART] for at in range(0, len(keys), _PART))
             yield from _joined("{", (_compact({key: value[key] for key in part}) for part in parts))
         yield b"}"
-    elif isinstance(value, list | tuple) and value:
-        slices = (value[at : at + _PART] for at in range(0, len(value), _PART))
+    elif isinstance(value, Sequence) and not isinstance(value, str) and value:
+        elements = iter(value)
+        slices = iter(lambda: list(islice(elements, _PART)), [])
         yield from _joined("[", map(_compact, slices))
         yield b"]"
     else:

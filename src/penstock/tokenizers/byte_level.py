@@ -10,7 +10,8 @@ settings that it does not know. So here:
 - **What gigatoken would ignore** is refused.
 """  # noqa: E501
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from penstock.core.errors import TokenizerError
 from penstock.core.json_values import JsonObject
@@ -120,7 +121,7 @@ def _shown(step: JsonObject | None) -> str:
     )
 
 
-def _check_missing(missing: list[int], merges: list[str | list[str]]) -> None:
+def _check_missing(missing: list[int], merges: Sequence[Any]) -> None:
     common = [byte for byte in missing if byte in _COMMON]
     if len(missing) > MOST_MISSING or common:
         first = (common or missing)[0]
@@ -129,7 +130,7 @@ def _check_missing(missing: list[int], merges: list[str | list[str]]) -> None:
             f"0x{first:02X}; at most {MOST_MISSING} rare ones may lack one"
         )
     names = {spell_as_characters(bytes([byte])) for byte in missing}
-    named = [merge for merge in merges if names and not names.isdisjoint("".join(merge))]
+    named = [merge for merge in (merges if names else ()) if not names.isdisjoint("".join(merge))]
     if named:
         raise _refusal(f"its merge {named[0]!r} has a byte that is no token alone")
 

@@ -12,6 +12,8 @@ from tokenizers.models import BPE
 
 from penstock.core.errors import TokenizerError
 from penstock.core.json_values import JsonObject
+from penstock.core.large_json import without_collector
+from penstock.tokenizers.written_merges import WrittenMerges, dump_tokenizer_json
 from tokenizers import AddedToken, Tokenizer
 
 _SETTINGS = (
@@ -26,6 +28,7 @@ _SETTINGS = (
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
+@without_collector()
 def load_encoder(content: JsonObject) -> Tokenizer:
     """The encoder that reading `content` as JSON gives.
 
@@ -35,7 +38,7 @@ def load_encoder(content: JsonObject) -> Tokenizer:
     model = content["model"]
     try:
         if not model.get("merges") or model.get("type", "BPE") != "BPE":
-            return Tokenizer.from_str(json.dumps(content))
+            return Tokenizer.from_str(dump_tokenizer_json(content))
         return _of_merges(content, model)
     except Exception as error:
         raise TokenizerError(
@@ -48,7 +51,7 @@ def _of_merges(content: JsonObject, model: JsonObject) -> Tokenizer:
     bare = {**model, "vocab": {}, "merges": [], "unk_token": None, "type": "BPE"}
     made = Tokenizer.from_str(json.dumps({**content, "model": bare, "added_tokens": []}))
     merges = model["merges"]
-    if not isinstance(merges[0], tuple):
+    if not isinstance(merges, WrittenMerges) and not isinstance(merges[0], tuple):
         merges = [_pair(merge) for merge in merges]
     made.model = BPE(model["vocab"], merges, **settings)
     entries = content.get("added_tokens") or []

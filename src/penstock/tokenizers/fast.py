@@ -21,10 +21,10 @@ import pyarrow as pa
 from penstock.core.arrays import Array, Bytes, Int64, UInt32
 from penstock.core.errors import TokenizerError
 from penstock.core.json_values import JsonObject
-from penstock.core.large_json import without_collector
 from penstock.core.ragged import Ragged
 from penstock.tokenizers.digits import DigitCuts
 from penstock.tokenizers.spelling import spell_as_characters
+from penstock.tokenizers.written_merges import dump_tokenizer_json
 
 if TYPE_CHECKING:
     import awkward
@@ -122,9 +122,7 @@ def backend_from_json(content: JsonObject) -> Backend:
     """
     from gigatoken.gigatoken_rs import load_hf_json
 
-    with without_collector():
-        text = json.dumps(content)
-    return _reasoned(load_hf_json, text)
+    return _reasoned(load_hf_json, dump_tokenizer_json(content))
 
 
 def backend_from_sentencepiece(content: bytes, hidden: set[str]) -> Backend:

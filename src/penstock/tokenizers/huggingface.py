@@ -14,7 +14,7 @@ from typing import Any, final
 
 from penstock.core.errors import TokenizerError
 from penstock.core.json_values import JsonObject
-from penstock.core.large_json import canonical_json, parse_large_json, without_collector
+from penstock.core.large_json import canonical_json, without_collector
 from penstock.tokenizers.byte_level import byte_level_encoder
 from penstock.tokenizers.byte_table import ByteTable
 from penstock.tokenizers.encoder import load_encoder
@@ -30,6 +30,11 @@ from penstock.tokenizers.vocabulary import (
     Positioned,
     is_content,
     named_control,
+)
+from penstock.tokenizers.written_merges import (
+    WrittenMerges,
+    dump_tokenizer_json,
+    parse_tokenizer_json,
 )
 from tokenizers import Tokenizer
 
@@ -47,11 +52,12 @@ class HuggingFaceVocabulary:
 
     own_encoder = "tokenizers"
 
+    @without_collector()
     def __init__(
         self, content: bytes, config: bytes | None = None, *, parsed: JsonObject | None = None
     ) -> None:
         """Args: `parsed`, what `content` holds, if it has been parsed; it is kept and changed."""
-        self._json = parse_large_json(content) if parsed is None else parsed
+        self._json = parse_tokenizer_json(content) if parsed is None else parsed
         self._secret = secrets.token_hex(16)
         model = self._json["model"]
         self._model_type = model.get("type") or _untyped_model(model)
@@ -104,7 +110,7 @@ class HuggingFaceVocabulary:
         changed = _without_first_space(self._json.get("pre_tokenizer"))
         if changed == self._json.get("pre_tokenizer"):
             return None
-        content = json.dumps({**self._json, "pre_tokenizer": changed}, ensure_ascii=False).encode()
+        content = dump_tokenizer_json({**self._json, "pre_tokenizer": changed}).encode()
         return {**files, "tokenizer.json": content}
 
     def encode_with_positions(self, text: str, *, allow_control: bool) -> Positioned:
@@ -144,6 +150,7 @@ class HuggingFaceVocabulary:
         text: str = self._whole.decode(list(ids), skip_special_tokens=False)
         return text
 
+    @without_collector()
     def build_fast(self) -> FastEncoder:
         """See `Vocabulary`."""
         if self.kind == "byte-level BPE":
@@ -179,6 +186,7 @@ class HuggingFaceVocabulary:
         return ByteTable(entries)
 
     @cached_property
+    @without_collector()
     def _scrubbed_json(self) -> JsonObject:
         """The file without anything that turns text into a control entry, BOS or EOS."""
         scrubbed = {**self._json, "truncation": None, "padding": None, "post_processor": None}
@@ -441,14 +449,18 @@ def _share_strings(model: JsonObject) -> None:
     memory.
     """
     merges, vocabulary = model.get("merges"), model["vocab"]
-    if merges and isinstance(vocabulary, dict) and isinstance(merges[0], list):
+    if not merges or isinstance(merges, WrittenMerges) or not isinstance(vocabulary, dict):
+        return
+    if isinstance(merges[0], list):
         own = {token: token for token in vocabulary}.get
         with without_collector():
             model["merges"] = [(own(left, left), own(right, right)) for left, right in merges]
 
 
-def _without(merges: list[Any], made: Collection[str]) -> list[Any]:
+def _without(merges: Sequence[Any], made: Collection[str]) -> Sequence[Any]:
     """Merges without those that make one of these texts: "a b" in old files, a pair in new ones."""
+    if isinstance(merges, WrittenMerges):
+        return merges.without(made)
     if merges and isinstance(merges[0], str):
         return [merge for merge in merges if merge.replace(" ", "", 1) not in made]
     return [merge for merge in merges if "".join(merge) not in made]

@@ -21,13 +21,13 @@ from pathlib import Path
 from penstock.core.errors import FormatError, TokenizerError
 from penstock.core.folders import hub_copy
 from penstock.core.json_values import JsonObject
-from penstock.core.large_json import parse_large_json
 from penstock.core.suggestions import suggests
 from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, TOOL_USE, template_beside
 from penstock.tokenizers.ranks import LLAMA3_RANKS, PUBLISHED, llama3_controls, looks_like_ranks
 from penstock.tokenizers.split_patterns import LLAMA3_PATTERN
 from penstock.tokenizers.tokenizer import CONFIG, Tokenizer
 from penstock.tokenizers.vocab_json import MERGES, VOCABULARY, files_of_merges
+from penstock.tokenizers.written_merges import parse_tokenizer_json
 
 FOLDER_ORDER = (
     *("tokenizer.json", "tokenizer.json.gz", "tekken*.json", "tekken*.json.gz"),
@@ -150,7 +150,7 @@ def _vocabulary_files(path: Path, pattern: str | None) -> _Read:
 
 def _json_files(content: bytes) -> _Read:
     try:
-        parsed = parse_large_json(content)
+        parsed = parse_tokenizer_json(content)
     except ValueError:
         if b"\x00" not in content[:4096] and _is_text(content):
             raise

@@ -22,6 +22,7 @@ from penstock.core.arrow import from_texts
 from penstock.core.errors import OutputError, TokenizerError
 from penstock.core.folders import local_path
 from penstock.core.json_values import JsonObject
+from penstock.core.large_json import without_collector
 from penstock.core.lazy_imports import require
 from penstock.core.notebook import card
 from penstock.core.ragged import Ragged
@@ -126,6 +127,7 @@ class Tokenizer:
         return _rebuild, (self.name, self.source_bytes, self._fallback_reason)
 
     @cached_property
+    @without_collector()
     def fingerprint(self) -> str:
         """Hex digest of everything that affects ids; the same for a file, its .gz, and a copy under
         another name.
