@@ -22,7 +22,9 @@ _NAMES = {
 }
 
 
-def record_of(kind: type[Record], value: object, where: str = "") -> Record:
+def record_of(
+    kind: type[Record], value: object, where: str = "", *, may_lack: frozenset[str] = frozenset()
+) -> Record:
     """A dataclass from a JSON object.
 
     Args:
@@ -30,6 +32,7 @@ def record_of(kind: type[Record], value: object, where: str = "") -> Record:
             by name, dataclasses, or Any.
         value: The result of `json.loads`.
         where: Path to the value, for messages: "shards[3]".
+        may_lack: Fields with a default that may be missing.
 
     Raises:
         ValueError: A field is missing, unknown, or of another type; the message names it.
@@ -37,8 +40,7 @@ def record_of(kind: type[Record], value: object, where: str = "") -> Record:
     known = _fields(kind)  # type: ignore[arg-type]
     if not isinstance(value, dict):
         raise ValueError(f"{where or 'it'}: expected an object, found {_shown(value)}")  # noqa: TRY004  (a file's type, not a caller's)
-    if known.keys() != value.keys():
-        wrong = sorted(known.keys() ^ value.keys())
+    if known.keys() != value.keys() and (wrong := sorted((known.keys() ^ value.keys()) - may_lack)):
         state = "unknown" if wrong[0] in value else "missing"
         raise ValueError(f"{_below(where, wrong[0])}: {state}")
     return kind(
@@ -48,6 +50,7 @@ def record_of(kind: type[Record], value: object, where: str = "") -> Record:
             if type(value[name]) is of and of in _PLAIN and _fits(of, value[name])
             else _typed(of, value[name], _below(where, name))
             for name, of in known.items()
+            if name in value
         }
     )
 

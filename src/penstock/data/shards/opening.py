@@ -144,7 +144,7 @@ def _open_one(
                 "set dtype ('uint16' or 'uint32') and eos_id"
             )
         return open_npy(path, dtype, eos_id)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         if _has_index(path):
             return open_megatron(megatron_prefix(path), eos_id)
         found = "not a dataset" if path.exists() else "nothing there"
