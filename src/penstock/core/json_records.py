@@ -79,15 +79,14 @@ def _typed(kind: object, value: object, where: str) -> Any:
             arguments[-1] is not ... and len(value) != len(arguments)
         ):
             raise ValueError(f"{where}: expected a list{_length(arguments)}, found {_shown(value)}")
-        kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
         if (
-            kinds
-            and set(kinds) == {int}
+            {int, ...}.issuperset(arguments)
             and set(map(type, value)) == {int}
             and min(value) >= -(2**63)
             and max(value) < 2**64
         ):
             return tuple(value)
+        kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
         return tuple(
             _typed(each, one, f"{where}[{i}]")
             for i, (each, one) in enumerate(zip(kinds, value, strict=True))

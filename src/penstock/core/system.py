@@ -109,9 +109,12 @@ def limit_cure(error: OSError) -> str:
 class MappedFile(Protocol):
     """A file that is mapped."""
 
-    path: Path | str
     size: int
     """Bytes that are mapped."""
+
+    @property
+    def path(self) -> Path | str:
+        """Its place."""
 
 
 def explain_cut_files(*, traces: bool = True) -> None:

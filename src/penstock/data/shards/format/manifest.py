@@ -15,7 +15,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import NoReturn, Self, final
 
-from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError, PenstockError
+from penstock.core.errors import (
+    ConfigError,
+    CorruptionError,
+    FormatError,
+    OutputError,
+    PenstockError,
+)
 from penstock.core.folders import check_unlocked
 from penstock.core.formats import DATASET
 from penstock.core.json_files import seal_of
@@ -299,9 +305,7 @@ class Manifest:
             yield f"checksums: that of {min(missing)} is missing"
 
 
-_LEFT_OUT = frozenset(
-    ("damaged", "duplicates", "columns", "path_values", "has_images", "sampling")
-)
+_LEFT_OUT = frozenset(("damaged", "duplicates", "columns", "path_values", "has_images", "sampling"))
 """Fields that the JSON leaves out where there is nothing."""
 
 
