@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import resource
+import shutil
 import threading
 from itertools import islice
 
@@ -26,7 +27,13 @@ from penstock import (
     Source,
     write_dataset,
 )
-from penstock.core.errors import ConfigError, CorruptionError, DistributedError, StateError
+from penstock.core.errors import (
+    ConfigError,
+    CorruptionError,
+    DistributedError,
+    FormatError,
+    StateError,
+)
 from penstock.plan.packing import PACKINGS
 
 
@@ -513,3 +520,24 @@ def test_threads_that_cannot_be_started_leave_nothing_behind(data, monkeypatch):
     assert not any(thread.is_alive() for thread in started)
     for found, expected in zip(loader, due, strict=True):
         assert_same_step(found, expected)
+
+
+def test_opening_many_sources_pauses_the_collector(data, tmp_path):
+    """It would look at all that was opened before again and again."""
+    paths = [tmp_path / f"{i}" for i in range(40)]
+    for path in paths:
+        shutil.copytree(data[0].path, path)
+    collections, before = [], gc.get_threshold()
+    gc.callbacks.append(lambda phase, info: collections.append(phase))
+    gc.set_threshold(50)
+    try:
+        collections.clear()
+        Loader(paths, sequence_length=64, rows_per_step=4)
+        # One before it pauses and one after, each with its start and stop.
+        assert len(collections) <= 8
+        with pytest.raises(FormatError, match="nothing there"):
+            Loader([*paths, tmp_path / "missing"], sequence_length=64, rows_per_step=4)
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.pop()

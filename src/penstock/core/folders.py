@@ -59,7 +59,7 @@ def normal_url(location: str | os.PathLike[str]) -> str:
 
 def base_name(location: str | os.PathLike[str]) -> str:
     """The last part of a path, or of a URL without its query."""
-    return Path(shown_url(location)).name
+    return Path(shown_url(location) if ":" in os.fspath(location) else location).name
 
 
 def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
@@ -138,7 +138,7 @@ def local_path(location: str | os.PathLike[str], what: str) -> Path:
             "write to a local folder and copy it to the store (`penstock copy` copies "
             "datasets); to read it, copy it here or mount the store"
         )
-    return Path(location)
+    return location if isinstance(location, Path) else Path(location)
 
 
 def lock_folder(folder: Path, file: Path, *, doing: str) -> int:

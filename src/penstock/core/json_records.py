@@ -22,7 +22,9 @@ _NAMES = {
 }
 
 
-def record_of(kind: type[Record], value: object, where: str = "") -> Record:
+def record_of(
+    kind: type[Record], value: object, where: str = "", *, may_lack: frozenset[str] = frozenset()
+) -> Record:
     """A dataclass from a JSON object.
 
     Args:
@@ -30,6 +32,7 @@ def record_of(kind: type[Record], value: object, where: str = "") -> Record:
             by name, dataclasses, or Any.
         value: The result of `json.loads`.
         where: Path to the value, for messages: "shards[3]".
+        may_lack: Fields with a default that may be missing.
 
     Raises:
         ValueError: A field is missing, unknown, or of another type; the message names it.
@@ -37,8 +40,7 @@ def record_of(kind: type[Record], value: object, where: str = "") -> Record:
     known = _fields(kind)  # type: ignore[arg-type]
     if not isinstance(value, dict):
         raise ValueError(f"{where or 'it'}: expected an object, found {_shown(value)}")  # noqa: TRY004  (a file's type, not a caller's)
-    if known.keys() != value.keys():
-        wrong = sorted(known.keys() ^ value.keys())
+    if known.keys() != value.keys() and (wrong := sorted((known.keys() ^ value.keys()) - may_lack)):
         state = "unknown" if wrong[0] in value else "missing"
         raise ValueError(f"{_below(where, wrong[0])}: {state}")
     return kind(
@@ -48,6 +50,7 @@ def record_of(kind: type[Record], value: object, where: str = "") -> Record:
             if type(value[name]) is of and of in _PLAIN and _fits(of, value[name])
             else _typed(of, value[name], _below(where, name))
             for name, of in known.items()
+            if name in value
         }
     )
 
@@ -76,15 +79,14 @@ def _typed(kind: object, value: object, where: str) -> Any:
             arguments[-1] is not ... and len(value) != len(arguments)
         ):
             raise ValueError(f"{where}: expected a list{_length(arguments)}, found {_shown(value)}")
-        kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
         if (
-            kinds
-            and set(kinds) == {int}
+            {int, ...}.issuperset(arguments)
             and set(map(type, value)) == {int}
             and min(value) >= -(2**63)
             and max(value) < 2**64
         ):
             return tuple(value)
+        kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
         return tuple(
             _typed(each, one, f"{where}[{i}]")
             for i, (each, one) in enumerate(zip(kinds, value, strict=True))

@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 import weakref
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -75,9 +76,10 @@ def too_many_files(error: BaseException | None) -> str:
     return ""
 
 
+@cache
 def mapping_limit() -> int:
-    """How many mappings a process may have; the usual number of Linux where the system does not
-    say.
+    """How many mappings a process may have when this is first asked; the usual number of Linux
+    where the system does not say.
     """
     try:
         return int(Path("/proc/sys/vm/max_map_count").read_bytes())
@@ -87,6 +89,7 @@ def mapping_limit() -> int:
 
 def mappings_cure() -> str:
     """Why no more files can be mapped, and what to do."""
+    mapping_limit.cache_clear()  # it may have been raised
     limit = mapping_limit()
     return (
         f"the system refuses one more mapping; a process may have {limit:,} "
@@ -106,9 +109,12 @@ def limit_cure(error: OSError) -> str:
 class MappedFile(Protocol):
     """A file that is mapped."""
 
-    path: Path
     size: int
     """Bytes that are mapped."""
+
+    @property
+    def path(self) -> Path | str:
+        """Its place."""
 
 
 def explain_cut_files(*, traces: bool = True) -> None:

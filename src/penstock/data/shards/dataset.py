@@ -52,6 +52,9 @@ from penstock.tokenizers.loading import load_tokenizer
 if TYPE_CHECKING:
     import datasets
 
+_NUMBERS = (LENGTHS, WEIGHT_SUMS, BATCHES)
+"""Files of numbers that are mapped."""
+
 Result = TypeVar("Result")
 
 
@@ -136,8 +139,9 @@ class Dataset:
         )
         mappings = map_shards(path, files, sizes, is_cache=is_cache)
         for name in manifest.checksums:
-            if numbers is None or name not in (LENGTHS, WEIGHT_SUMS):
-                check_regular(path / name)
+            # Those of numbers are checked when they are mapped, or when they come.
+            if name not in _NUMBERS:
+                check_regular(f"{path}/{name}")
         try:
             table = _table(path, manifest, mappings, numbers)
         except OSError as error:
@@ -212,11 +216,9 @@ class Dataset:
     def extras(self) -> ExtraTable | None:
         """Its trees and columns; None: it has neither."""
         manifest = self.manifest
-        return (
-            ExtraTable(self.table, manifest.layout, manifest.path_values or ())
-            if manifest.layout.extras
-            else None
-        )
+        if not manifest.has_extras:
+            return None
+        return ExtraTable(self.table, manifest.layout, manifest.path_values or ())
 
     @cached_property
     def media(self) -> MediaInfo | None:
@@ -461,8 +463,8 @@ def _table(
     numbers: tuple[LazyNumbers, LazyNumbers | None] | None,
 ) -> DocumentTable:
     lengths, weight_sums = numbers or (
-        map_numbers(path / LENGTHS, "<u4", (manifest.documents, 2), may_read=True),
-        map_numbers(path / WEIGHT_SUMS, "<f8", (manifest.documents,), may_read=True)
+        map_numbers(f"{path}/{LENGTHS}", "<u4", (manifest.documents, 2), may_read=True),
+        map_numbers(f"{path}/{WEIGHT_SUMS}", "<f8", (manifest.documents,), may_read=True)
         if manifest.fractional_weights
         else None,
     )
@@ -481,7 +483,7 @@ def _table(
         shard_first_batch=np.cumsum(np.array([0, *batches], np.int64)),
         shard_addresses=addresses,
         shard_bytes=sizes,
-        batches=map_numbers(path / BATCHES, k.BATCH, (sum(batches),), may_read=True),
+        batches=map_numbers(f"{path}/{BATCHES}", k.BATCH, (sum(batches),), may_read=True),
         offset_bytes=manifest.token_bytes,
         has_checksums=True,
         has_spans=manifest.has_spans,

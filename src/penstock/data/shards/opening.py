@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.folders import base_name, is_url, local_path, normal_url
+from penstock.core.large_json import without_collector
 from penstock.core.suggestions import suggests
 from penstock.data.shards.dataset import Dataset
 from penstock.data.shards.foreign.in_place import InPlaceCorpus
@@ -65,9 +66,10 @@ def open_dataset(
     if not found:
         raise ConfigError("a corpus needs at least one dataset, got an empty list")
     parts: list[Any] = []
-    for one in found:
-        opened = one if is_corpus(one) else _open_one(one, dtype, eos_id, cache)
-        parts += opened.parts
+    with without_collector():
+        for one in found:
+            opened = one if is_corpus(one) else _open_one(one, dtype, eos_id, cache)
+            parts += opened.parts
     return parts[0] if len(parts) == 1 else JoinedCorpus(parts, corpus_name(path))
 
 
@@ -144,7 +146,7 @@ def _open_one(
                 "set dtype ('uint16' or 'uint32') and eos_id"
             )
         return open_npy(path, dtype, eos_id)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         if _has_index(path):
             return open_megatron(megatron_prefix(path), eos_id)
         found = "not a dataset" if path.exists() else "nothing there"

@@ -63,7 +63,7 @@ class Mapping:
             writer.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             status = os.fstat(handle)
@@ -98,7 +98,7 @@ class Mapping:
         }
 
 
-def map_file(path: Path) -> Array:
+def map_file(path: Path | str) -> Array:
     """Bytes of a file as uint8 [size], read-only; the file stays mapped as long as an array on it
     exists.
     """
@@ -107,7 +107,7 @@ def map_file(path: Path) -> Array:
 
 
 def map_numbers(
-    path: Path, dtype: DTypeLike, shape: tuple[int, ...], *, may_read: bool = False
+    path: Path | str, dtype: DTypeLike, shape: tuple[int, ...], *, may_read: bool = False
 ) -> Array:
     """Map a file of plain little-endian numbers, or of records of such.
 
@@ -123,23 +123,30 @@ def map_numbers(
     """
     expected = math.prod(shape) * np.dtype(dtype).itemsize
     check_size(path, expected)
-    data = _read_small(path) if may_read and expected <= mmap.PAGESIZE else map_file(path)
+    if may_read and expected <= mmap.PAGESIZE:
+        data: Array = np.frombuffer(_read_bytes(path, expected), np.uint8)
+    else:
+        data = map_file(path)
     if len(data) != expected:
         raise _wrong_size(path, len(data), expected)
     numbers: Array = data.view(dtype).reshape(shape)
     return numbers
 
 
-def _read_small(path: Path) -> Array:
-    """Bytes of a file of at most a page, as `map_file` gives them."""
+def _read_bytes(path: Path | str, expected: int) -> bytes:
+    """Bytes of a file that has `expected` bytes; more or fewer only if it changed meanwhile."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        return np.frombuffer(os.read(handle, mmap.PAGESIZE + 1), np.uint8)
+        data = os.read(handle, expected + 1)
+        # A file system may give less than was asked for.
+        while len(data) < expected and (more := os.read(handle, expected + 1 - len(data))):
+            data += more
+        return data
     finally:
         os.close(handle)
 
 
-def check_size(path: Path, expected: int) -> None:
+def check_size(path: Path | str, expected: int) -> None:
     """Check that a regular file exists and has `expected` bytes.
 
     Raises:
@@ -150,7 +157,7 @@ def check_size(path: Path, expected: int) -> None:
         raise _wrong_size(path, size, expected)
 
 
-def check_regular(path: Path, expected: str = "") -> os.stat_result:
+def check_regular(path: Path | str, expected: str = "") -> os.stat_result:
     """Check that a path is a regular file: a link may lead out of a folder that came from a
     stranger.
 
@@ -158,7 +165,7 @@ def check_regular(path: Path, expected: str = "") -> os.stat_result:
         CorruptionError: It is missing or something else.
     """
     try:
-        status = path.lstat()
+        status = os.lstat(path)
     except FileNotFoundError:
         raise CorruptionError(
             f"{path}: the file is missing{expected}; copy it again, or prepare again"
@@ -200,7 +207,7 @@ def is_plain_name(name: str) -> bool:
     )
 
 
-def _wrong_size(path: Path, size: int, expected: int) -> CorruptionError:
+def _wrong_size(path: Path | str, size: int, expected: int) -> CorruptionError:
     return CorruptionError(
         f"{path}: {size} bytes, expected {expected}; copy it again, or prepare again"
     )
@@ -344,9 +351,9 @@ def read_json(path: Path, cure: str = "copy it again, or prepare again") -> Json
         CorruptionError: It is missing, a link, or not JSON.
         ConfigError: A limit of this machine keeps it from being read.
     """
-    check_regular(path)
+    size = check_regular(path).st_size
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(_read_bytes(path, size))
     except OSError as error:
         raise unreadable(path, error) from None
     except (ValueError, RecursionError) as error:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, Unpack, cast, final
 
 from penstock.core.errors import ConfigError, StateError
+from penstock.core.large_json import without_collector
 from penstock.core.notebook import card, table
 from penstock.core.suggestions import has_settings, suggests
 from penstock.data.shards import Corpus
@@ -78,6 +79,11 @@ class Loader:
 
     def _open(self, mixture: Mixture | Sources, settings: LoaderSettings) -> None:
         """Open the sources, and put the parts together."""
+        # Thousands of sources are hundreds of thousands of objects.
+        with without_collector():
+            self._open_now(mixture, settings)
+
+    def _open_now(self, mixture: Mixture | Sources, settings: LoaderSettings) -> None:
         given: Mixture = mixture if isinstance(mixture, Mixture) else Mixture(cast(Any, mixture))
         self.loader_settings, self.settings = settings, settings.plan
         self.data_parallel: DataParallel = settings.data_parallel

@@ -193,8 +193,14 @@ def locate(document, shard_starts, shard_first_batch, documents_per_batch):
             low = middle
         else:
             high = middle
-    local = document - shard_starts[low]
-    return low, shard_first_batch[low] + local // documents_per_batch, local % documents_per_batch
+    local, first = document - shard_starts[low], shard_first_batch[low]
+    if documents_per_batch == DOCUMENTS_PER_BATCH:
+        # By a number that the compiler knows: a shift in place of a division, which short documents
+        # would notice.
+        local = np.uint64(local)
+        batch, row = local // np.uint64(DOCUMENTS_PER_BATCH), local % np.uint64(DOCUMENTS_PER_BATCH)
+        return low, first + np.int64(batch), np.int64(row)
+    return low, first + local // documents_per_batch, local % documents_per_batch
 
 
 @inline_kernel

@@ -15,7 +15,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import NoReturn, Self, final
 
-from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
+from penstock.core.errors import (
+    ConfigError,
+    CorruptionError,
+    FormatError,
+    OutputError,
+    PenstockError,
+)
 from penstock.core.folders import check_unlocked
 from penstock.core.formats import DATASET
 from penstock.core.json_files import seal_of
@@ -176,6 +182,11 @@ class Manifest:
     """
 
     @property
+    def has_extras(self) -> bool:
+        """Whether `layout.extras` has any."""
+        return bool(self.columns) or self.path_values is not None or self.has_images
+
+    @property
     def layout(self) -> ShardLayout:
         """The layout of its shards."""
         return ShardLayout(
@@ -191,11 +202,9 @@ class Manifest:
         """Write `manifest.json` atomically."""
         value = {**DATASET.fields(), "chunk_tokens": CHUNK_TOKENS, **asdict(self)}
         value["shards"] = [shard_as_json(shard) for shard in self.shards]
-        for name in ("damaged", "duplicates", "columns", "has_images", "sampling"):
-            if not value[name]:
+        for name in _LEFT_OUT:
+            if value[name] is None or (name != "path_values" and not value[name]):
                 del value[name]
-        if self.path_values is None:
-            del value["path_values"]
         write_json(folder / MANIFEST, {**value, "seal": seal_of(value)})
 
     @classmethod
@@ -238,19 +247,11 @@ class Manifest:
         if value.pop("chunk_tokens", None) != CHUNK_TOKENS:
             raise ValueError(f"chunk_tokens is not {CHUNK_TOKENS}")
         del value["format"], value["version"]
-        usual: JsonObject = {
-            "damaged": [],
-            "duplicates": {},
-            "columns": [],
-            "path_values": None,
-            "has_images": False,
-            "sampling": {},
-        }
         if isinstance(shards := value.get("shards"), list):
             value["shards"] = [
                 {"assets": 0, **one} if isinstance(one, dict) else one for one in shards
             ]
-        manifest = record_of(cls, {**usual, **value})
+        manifest = record_of(cls, value, may_lack=_LEFT_OUT)
         _ = manifest.layout
         for fault in manifest._contradictions():
             raise ValueError(fault)
@@ -302,6 +303,10 @@ class Manifest:
         }
         if missing := needed - set(self.checksums):
             yield f"checksums: that of {min(missing)} is missing"
+
+
+_LEFT_OUT = frozenset(("damaged", "duplicates", "columns", "path_values", "has_images", "sampling"))
+"""Fields that the JSON leaves out where there is nothing."""
 
 
 def _tokenizer_contradictions(tokenizer: TokenizerInfo) -> Iterator[str]:
@@ -374,9 +379,12 @@ def common_ends(shards: Sequence[ShardInfo]) -> tuple[int, int]:
 
 def _read(folder: Path) -> JsonObject:
     path = folder / MANIFEST
-    if not os.path.isfile(path):
-        _refuse(folder, path)
-    value = read_json(path)
+    try:
+        value = read_json(path)
+    except PenstockError:
+        if not os.path.isfile(path):
+            _refuse(folder, path)
+        raise
     if not isinstance(value, dict):
         raise CorruptionError(f"{path}: not a JSON object; copy it again, or prepare again")
     return value

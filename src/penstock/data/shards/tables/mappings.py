@@ -65,7 +65,7 @@ def map_shards(
     )
     if len(mapped) + len(names) <= mapping_limit() // _ALL_SHARE:
         try:
-            return [map_file(folder / name) for name in names]
+            return [map_file(f"{folder}/{name}") for name in names]
         except OSError as error:
             if error.errno != errno.ENOMEM:
                 raise unreadable(
