@@ -16,7 +16,7 @@ import penstock as ps
 from makers.pages import models
 from penstock.use.cli import VERBS, build_app
 from penstock.use.config import load_run
-from penstock.use.config.axolotl.conversion import import_axolotl
+from penstock.use.config.imports.conversion import import_axolotl
 
 FOLDER = Path(__file__).parents[1] / "docs" / "how-to"
 PAGES = [

@@ -16,8 +16,8 @@ from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
 from penstock.core.errors import ConfigError, OutputError
 from penstock.use.cli import build_app
 from penstock.use.config import load_run
-from penstock.use.config.axolotl.conversion import Imported, import_axolotl
-from penstock.use.config.axolotl.keys import NO_EFFECT, UNSUPPORTED
+from penstock.use.config.imports.axolotl_keys import NO_EFFECT, UNSUPPORTED
+from penstock.use.config.imports.conversion import Imported, import_axolotl
 
 KEYS = (Path(__file__).parent / "axolotl_keys.txt").read_text().split()
 """All keys of the configuration class of axolotl 0.19.0."""
