@@ -201,7 +201,7 @@ def _trackers(front: Front) -> None:
     if others:
         theirs.note("report_to", "unsupported", UNSUPPORTED["report_to"], shown=True)
     else:
-        theirs.mapped("report_to", "training.log")
+        theirs.mapped("report_to", f"training.log: {', '.join(known) or 'none'}")
     for name, place in (("run_name", "wandb_name"), ("project", "wandb_project")):
         if known:
             front.take(name, place)

@@ -205,9 +205,8 @@ def _data(front: Front, stage: str) -> None:
             front.names |= {f"{where}path": name, f"{where}type": name}
             entry = _entry(front, one, about, stage)
             front.defaults |= {where + key for key in entry if key != "path"}
-            front.defaults |= {
-                f"{where}type.{key}" for key in entry.get("type", ()) if stage in ("dpo", "kto")
-            }
+            if isinstance(entry["type"], Mapping):
+                front.defaults |= {f"{where}type.{key}" for key in entry["type"]}
             found.append(entry)
         if found:
             front.values[place] = found

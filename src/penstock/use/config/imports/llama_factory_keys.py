@@ -1,4 +1,5 @@
-"""LLaMA-Factory keys that have no effect or no equivalent here, with the reason and the alternative.
+"""LLaMA-Factory keys that have no effect or no equivalent here, with the reason and the
+alternative.
 
 Names are those of LLaMA-Factory 0.9.5, without those of transformers' TrainingArguments
 (`trainer_keys`).

@@ -159,7 +159,7 @@ class Keys:
             elif name in unsupported:
                 self.note(name, "unsupported", unsupported[name], shown=True)
             else:
-                known = {*no_effect, *unsupported, *self.seen} - set(self.values)
+                known = {*no_effect, *unsupported, *self.seen} - {name}
                 near = closest(name, known, 0.8)
                 self.note(
                     name,

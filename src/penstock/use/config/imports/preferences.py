@@ -78,6 +78,8 @@ def _dpo_losses(keys: Keys, rl: str, found: JsonObject) -> None:
         keys.note(
             "dpo_loss_type", "unsupported", "known here: " + ", ".join(DPO_LOSSES), shown=True
         )
+        if keys.get("dpo_loss_weights") is not None:
+            keys.note("dpo_loss_weights", "unsupported", "see the losses")
         return
     kinds = {
         DPO_LOSSES[one]: float(weight)

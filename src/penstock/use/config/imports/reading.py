@@ -113,6 +113,11 @@ def read_command(line: str, path: Path) -> tuple[JsonObject, str | None]:
             name, sign, value = word[2:].partition("=")
             name = name.replace("-", "_")
             found[name] = [value] if sign else []
+            if name.startswith("no_") and not sign and name != "no_cuda":
+                # The opposite of a switch.
+                found[name.removeprefix("no_")] = ["false"]
+                del found[name]
+                name = ""
         elif name:
             found[name].append(word)
     values: JsonObject = {}

@@ -1,5 +1,5 @@
-"""Keys of transformers' TrainingArguments that have no effect or no equivalent here, with the reason
-and the alternative.
+"""Keys of transformers' TrainingArguments that have no effect or no equivalent here, with the
+reason and the alternative.
 
 Names are those of transformers 5.24, and of the last 4. Keys that are translated are not listed.
 """
@@ -26,9 +26,9 @@ NO_EFFECT: Mapping[str, str] = {
     ),
     **each(
         "use_liger_kernel liger_kernel_config tf32 torch_compile_backend torch_compile_mode "
-        "use_cache full_determinism use_cpu no_cuda use_mps_device jit_mode_eval accelerator_config "
-        "dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
-        "dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order "
+        "use_cache full_determinism use_cpu no_cuda use_mps_device jit_mode_eval "
+        "accelerator_config dataloader_num_workers dataloader_pin_memory "
+        "dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order "
         "dataloader_drop_last remove_unused_columns ddp_find_unused_parameters "
         "ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout "
         "average_tokens_across_devices local_rank length_column_name group_by_length "

@@ -20,9 +20,9 @@ from penstock.use.config.imports.trl_keys import NO_EFFECT, UNSUPPORTED
 
 Method = Literal["sft", "dpo", "kto", "grpo"]
 OF_ONE: Mapping[Method, str] = {
-    "grpo": "num_generations max_completion_length reward_funcs epsilon epsilon_high num_iterations "
-    "scale_rewards use_vllm vllm_mode temperature generation_batch_size steps_per_generation "
-    "importance_sampling_level mask_truncated_completions reward_weights",
+    "grpo": "num_generations max_completion_length reward_funcs epsilon epsilon_high "
+    "num_iterations scale_rewards use_vllm vllm_mode temperature generation_batch_size "
+    "steps_per_generation importance_sampling_level mask_truncated_completions reward_weights",
     "kto": "desirable_weight undesirable_weight",
     "dpo": "beta label_smoothing loss_weights precompute_ref_log_probs f_divergence_type ld_alpha "
     "use_weighting discopop_tau rpo_alpha",
@@ -30,6 +30,8 @@ OF_ONE: Mapping[Method, str] = {
     "eval_packing chat_template_path eos_token dataset_kwargs",
 }
 """Method → keys that only its configuration has, those of methods with more keys first."""
+OF_NONE = ("max_length", "truncation_mode", "loss_weights", "vllm_importance_sampling_clip_max")
+"""Keys of several methods that others do not have."""
 _POLICIES = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant"}
 _ROUND = "data/round-1"
 
@@ -69,9 +71,21 @@ def import_trl(
             _sft(front)
         else:
             _answers(front, chosen)
-        return front.translate(run_file, ranks, steps, NO_EFFECT, UNSUPPORTED)
+        return front.translate(run_file, ranks, steps, _no_effect(chosen), UNSUPPORTED)
 
     return checked(front, work)
+
+
+def _no_effect(method: Method) -> dict[str, str]:
+    """Keys without effect, those of other methods among them."""
+    others = {
+        name: f"it is for trl {other}"
+        for other, names in OF_ONE.items()
+        for name in names.split()
+        if other != method
+    }
+    unread = dict.fromkeys(OF_NONE, f"trl {method} does not read it")
+    return {**unread, **others, **NO_EFFECT}
 
 
 def _common(front: Front, method: Method) -> None:
@@ -85,7 +99,7 @@ def _common(front: Front, method: Method) -> None:
     if method == "grpo" and epochs is None:
         front.values.pop("num_epochs", None)
     front.take("learning_rate", default=2e-5 if method == "sft" else 1e-6)
-    if str(theirs.get("model_revision", "main")) == "main":
+    if theirs.get("model_revision") == "main":
         theirs.note("model_revision", "no effect", "it is the newest, as always here")
     _adapter(front)
 
@@ -296,6 +310,7 @@ def _answers(front: Front, method: Method) -> None:
     theirs = front.theirs
     _length(front)
     front.give("rl", method, "loss_type")
+    front.give("sample_packing", False, "packing")
     if theirs.get("truncation_mode") is not None:
         theirs.note("truncation_mode", "differs", "pairs that are too long are left out, not cut")
     front.take("beta", "rl_beta", default=0.1)
@@ -303,7 +318,10 @@ def _answers(front: Front, method: Method) -> None:
     losses = [losses] if isinstance(losses, str) else list(losses)
     if method == "dpo":
         front.take("loss_type", "dpo_loss_type")
-        front.take("loss_weights", "dpo_loss_weights")
+        if theirs.get("loss_type") is not None:
+            front.take("loss_weights", "dpo_loss_weights")
+        elif theirs.get("loss_weights") is not None:
+            theirs.note("loss_weights", "no effect", "there is one loss")
         _smoothing(front, losses)
     elif losses == ["kto"]:
         theirs.mapped("loss_type", "training.preference.kind: kto")
@@ -353,7 +371,7 @@ def _grpo(front: Front, run_file: str, ranks: int, steps: int | None) -> Importe
     theirs.note("reward_funcs", "decide", UNSUPPORTED["reward_funcs"])
     if theirs.get("num_iterations") == 1:
         theirs.note("num_iterations", "no effect", "a round's answers are seen once")
-    made = front.translate(run_file, ranks, steps, NO_EFFECT, UNSUPPORTED)
+    made = front.translate(run_file, ranks, steps, _no_effect("grpo"), UNSUPPORTED)
     run = json.loads(json.dumps(made.run))
     run.pop("chat", None)
     loader, training = run["data"]["loader"], run["training"]
@@ -376,6 +394,9 @@ def _grpo(front: Front, run_file: str, ranks: int, steps: int | None) -> Importe
         f"penstock rollouts {quoted(model)} {quoted(prompts)} --reward rewards.py:reward "
         f"--samples {each} --max-tokens {longest} --temperature {temperature:g} -o {_ROUND}"
     )
+    theirs.notes[:] = [
+        note for note in theirs.notes if not note.text.startswith("penstock prepare")
+    ]
     kept = [line for line in made.commands if "penstock prepare" not in line]
     return replace(made, run=run, commands=[sample, *kept])
 
