@@ -25,7 +25,7 @@ from penstock.use.config.imports.trl import OF_ONE, Method, import_trl
 
 HERE = Path(__file__).parent
 TRL_KEYS = (HERE / "trl_keys.txt").read_text().split()
-"""All keys of the configuration classes of TRL 1.16.0 and of its scripts, with transformers 5.24."""
+"""All keys of TRL 1.16.0: configuration classes and scripts, with transformers 5.24."""
 FACTORY_KEYS = (HERE / "llamafactory_keys.txt").read_text().split()
 """All keys of the argument classes of LLaMA-Factory 0.9.5."""
 VALUES: list[Any] = [None, True, False, 1, "x", {"a": 1}]
@@ -183,7 +183,9 @@ def test_llama_factory_with_its_datasets(tmp_path: Path) -> None:
     (tmp_path / "dataset_info.json").write_text(
         json.dumps(
             {
-                "mine": {"file_name": "mine.jsonl", "columns": {"prompt": "ask", "response": "say"}},
+                "mine": {
+                    "file_name": "mine.jsonl", "columns": {"prompt": "ask", "response": "say"},
+                },
                 "chats": {
                     "hf_hub_url": "org/chats", "formatting": "sharegpt", "colour": "red",
                     "columns": {"messages": "turns", "system": "sys"}, "tags": {"role_tag": "who"},
@@ -266,9 +268,14 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").write_text(CHATML)
     return tmp_path
 
 
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 ROWS = "per_device_train_batch_size: 2\nmax_steps: 2\nmodel_name_or_path: base\n"
 INFO = {
     "chats": {
@@ -286,8 +293,10 @@ INFO = {
     ("text", "record", "model"),
     [
         (
-            f"{ROWS}dataset_name: records.jsonl\nmax_length: 128\npacking: true\nbf16: true\n"
-            "assistant_only_loss: true\n",
+            (
+                f"{ROWS}dataset_name: records.jsonl\nmax_length: 128\npacking: true\nbf16: true\n"
+                "assistant_only_loss: true\n"
+            ),
             lambda a, b, c: {
                 "messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]
             },
@@ -299,14 +308,18 @@ INFO = {
             "from:base",
         ),
         (
-            f"{ROWS}stage: sft\ndataset: chats\ndataset_dir: .\ncutoff_len: 256\n"
-            "finetuning_type: lora\nneat_packing: true\ntemplate: chatml\n",
+            (
+                f"{ROWS}stage: sft\ndataset: chats\ndataset_dir: .\ncutoff_len: 256\n"
+                "finetuning_type: lora\nneat_packing: true\ntemplate: chatml\n"
+            ),
             lambda a, b, c: {"turns": [{"who": "human", "value": a}, {"who": "gpt", "value": b}]},
             "hf:base",
         ),
         (
-            f"{ROWS}stage: dpo\ndataset: pairs\ndataset_dir: .\ncutoff_len: 256\n"
-            "finetuning_type: full\npref_loss: orpo\ntemplate: chatml\n",
+            (
+                f"{ROWS}stage: dpo\ndataset: pairs\ndataset_dir: .\ncutoff_len: 256\n"
+                "finetuning_type: full\npref_loss: orpo\ntemplate: chatml\n"
+            ),
             lambda a, b, c: {"ask": a, "good": b, "bad": c},
             "from:base",
         ),

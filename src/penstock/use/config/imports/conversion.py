@@ -145,7 +145,7 @@ def translate(keys: Keys, run_file: str, ranks: int, steps: int | None) -> Impor
         chat["processor"] = keys.get("base_model")
     base = str(keys.get("base_model"))
     model = _model(base, training, tokens=bool(keys.get("tokens") or processor))
-    keys.mapped("base_model", f"model: {model}")
+    keys.mapped("base_model", f"model: {model.partition(':')[0]}:…")
     tokenizer, before = _tokenizer(keys, base)
     run: JsonObject = {
         "data": _data_section(keys, data, loader, share),

@@ -176,7 +176,13 @@ def _rows(front: Front, stage: str) -> None:
             "documents of a row see each other without it, as written (data.attention: row); take "
             "that line out to keep them apart",
         )
-    front.give("excess_length_strategy", "truncate", "cutoff_len")
+    front.give("excess_length_strategy", "drop" if packs else "truncate", "cutoff_len")
+    if stage in ("dpo", "kto"):
+        text = "longer answers are left out (too_long: drop), not cut"
+        theirs.note("cutoff_len", "differs", text)
+    elif stage == "sft" and not packs:
+        text = "too_long: truncate cuts the end; LLaMA-Factory cuts prompt and answer in proportion"
+        theirs.note("cutoff_len", "differs", text)
     if theirs.get("use_muon"):
         front.values["optimizer"] = "muon"
         theirs.mapped("use_muon", "training.optimizer.kind: muon")

@@ -28,8 +28,9 @@ NO_EFFECT: Mapping[str, str] = {
         "use_liger_kernel liger_kernel_config tf32 torch_compile_backend torch_compile_mode "
         "use_cache full_determinism use_cpu no_cuda use_mps_device jit_mode_eval "
         "accelerator_config dataloader_num_workers dataloader_pin_memory "
-        "dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order "
-        "dataloader_drop_last remove_unused_columns ddp_find_unused_parameters "
+        "dataloader_persistent_workers dataloader_prefetch_factor "
+        "dataloader_multiprocessing_context dataloader_in_order dataloader_drop_last "
+        "remove_unused_columns ddp_find_unused_parameters "
         "ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout "
         "average_tokens_across_devices local_rank length_column_name group_by_length "
         "label_names bf16_full_eval half_precision_backend attn_implementation",

@@ -311,8 +311,8 @@ def _answers(front: Front, method: Method) -> None:
     _length(front)
     front.give("rl", method, "loss_type")
     front.give("sample_packing", False, "packing")
-    if theirs.get("truncation_mode") is not None:
-        theirs.note("truncation_mode", "differs", "pairs that are too long are left out, not cut")
+    theirs.note("max_length", "differs", "longer answers are left out (too_long: drop), not cut")
+    theirs.mapped("truncation_mode", "too_long: drop")
     front.take("beta", "rl_beta", default=0.1)
     losses = theirs.get("loss_type", ["sigmoid"] if method == "dpo" else "kto")
     losses = [losses] if isinstance(losses, str) else list(losses)
