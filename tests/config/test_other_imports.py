@@ -20,7 +20,7 @@ from penstock.use.config import load_run
 from penstock.use.config.imports import llama_factory_keys, trainer_keys, trl_keys
 from penstock.use.config.imports.conversion import Imported
 from penstock.use.config.imports.llama_factory import import_llama_factory
-from penstock.use.config.imports.reading import import_config
+from penstock.use.config.imports.reading import import_config, read_command
 from penstock.use.config.imports.trl import OF_ONE, Method, import_trl
 
 HERE = Path(__file__).parent
@@ -145,6 +145,44 @@ def test_what_trl_trains_of_a_conversation(
     assert fate in set().union(
         *(fates(found).get(name, set()) for name in (*given, "assistant_only_loss"))
     )
+
+
+def test_a_method_that_no_key_says_is_asked_for(tmp_path: Path) -> None:
+    for given, kind in (({}, None), ({"beta": 0.2}, "dpo")):
+        found = translate(tmp_path, {**TRL, **given})
+        assert found.run["training"].get("preference", {}).get("kind") == kind
+        assert "decide" in fates(found)["model_name_or_path"]
+    found = translate(tmp_path, {**TRL, "beta": 0.2}, library="trl-kto")
+    assert found.run["training"]["preference"] == {"kind": "kto", "beta": 0.2}
+    assert fates(found)["model_name_or_path"] == {"mapped"}
+
+
+def test_secrets_of_urls_are_not_written_down(tmp_path: Path) -> None:
+    url = "https://reader:pa55w0rd@host/a.jsonl?X-Amz-Signature=5igna7ure"
+    for given in ({"dataset_name": url}, {"datasets": [{"path": url}]}, {"eval_strategy": "epoch"}):
+        for method in OF_ONE:
+            found = translate(
+                tmp_path, {**TRL, "dataset_name": url, **given}, library=f"trl-{method}"
+            )
+            told = found.text("their.yaml") + "\n".join([*found.commands, *map(repr, found.notes)])
+            assert not [secret for secret in ("pa55w0rd", "5igna7ure") if secret in told]
+
+
+def test_words_of_a_command_line(tmp_path: Path) -> None:
+    line = (
+        "NAME=x llamafactory-cli train --stage sft --model_name_or_path org/sft --dataset a,b "
+        "--eval_strategy no --template=qwen3 --no-packing --lora_target q_proj v_proj --seed 3"
+    )
+    values, method = read_command(line, tmp_path)
+    assert method is None
+    assert values == {
+        "stage": "sft", "model_name_or_path": "org/sft", "dataset": "a,b", "eval_strategy": "no",
+        "template": "qwen3", "packing": False, "lora_target": ["q_proj", "v_proj"], "seed": 3,
+    }  # fmt: skip
+    assert "evaluators" not in translate(tmp_path, line, "a.sh").run["training"]
+    assert translate(tmp_path, {**TRL, "save_strategy": False}).run["training"]["checkpoints"] == {
+        "every": 1_000_000_000, "keep": 4,
+    }  # fmt: skip
 
 
 def test_dpo_of_trl_and_its_losses(tmp_path: Path) -> None:
@@ -284,7 +322,7 @@ INFO = {
     },
     "pairs": {
         "file_name": "records.jsonl", "ranking": True,
-        "columns": {"prompt": "ask", "chosen": "good", "rejected": "bad"},
+        "columns": {"prompt": "ask", "query": "more", "chosen": "good", "rejected": "bad"},
     },
 }  # fmt: skip
 
@@ -320,7 +358,7 @@ INFO = {
                 f"{ROWS}stage: dpo\ndataset: pairs\ndataset_dir: .\ncutoff_len: 256\n"
                 "finetuning_type: full\npref_loss: orpo\ntemplate: chatml\n"
             ),
-            lambda a, b, c: {"ask": a, "good": b, "bad": c},
+            lambda a, b, c: {"ask": a, "more": c, "good": b, "bad": c},
             "from:base",
         ),
     ],

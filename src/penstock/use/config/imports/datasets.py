@@ -432,9 +432,10 @@ def _preference(keys: Keys, general: Keys, prepared: Prepared, kind: object) -> 
     chat: JsonObject = {"answers": "tree"}
     if isinstance(kind, Mapping):
         own = keys.inside(kind, "type")
+        more = () if keys.library == "axolotl" else ("input",)
         fields = {
             name: str(own.get(f"field_{name}"))
-            for name in ("prompt", "chosen", "rejected", "completion", "label")
+            for name in ("prompt", "chosen", "rejected", "completion", "label", *more)
             if own.get(f"field_{name}")
         }
         for name in fields:

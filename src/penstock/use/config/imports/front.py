@@ -166,7 +166,7 @@ def _warmup(front: Front) -> None:
 def _intervals(front: Front) -> None:
     """When checkpoints are saved and held-out data evaluated."""
     theirs = front.theirs
-    saves = str(front.take("save_strategy", default="steps"))
+    saves = _strategy(front.take("save_strategy", default="steps", made=_strategy))
     if saves == "steps":
         front.take("save_steps", default=500)
     elif saves == "best":
@@ -181,12 +181,17 @@ def _intervals(front: Front) -> None:
             f"the newest 4 checkpoints are kept (training.checkpoints.keep); {theirs.library} "
             "keeps all",
         )
-    evaluates = str(front.take("eval_strategy", default="no"))
+    evaluates = _strategy(front.take("eval_strategy", default="no", made=_strategy))
     every = theirs.get("eval_steps")
     if evaluates == "steps":
         front.take("eval_steps", default=theirs.get("logging_steps") or 500)
     elif every is not None:
         theirs.note("eval_steps", "no effect", "eval_strategy is not steps")
+
+
+def _strategy(given: Any) -> str:
+    """steps, epoch or no, which YAML takes for false."""
+    return "no" if given is False else str(given)
 
 
 def _trackers(front: Front) -> None:

@@ -4,7 +4,7 @@ Datasets are looked up in `dataset_info.json` of `dataset_dir`, as LLaMA-Factory
 argument classes and dataset readers of LLaMA-Factory 0.9.5.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +289,8 @@ def _entry(front: Front, name: str, about: Mapping[str, Any], stage: str) -> Jso
     columns = dict(keys.get("columns", {}))
     tags = dict(keys.get("tags", {}))
     form = str(keys.get("formatting", "alpaca"))
+    if stage == "kto" and "query" in columns:
+        keys.note("columns", "differs", "query is not read: join it to the prompt in the file")
     if stage == "pt":
         entry |= {"type": "completion", "field": columns.get("prompt", "text")}
     elif stage in ("dpo", "kto"):
@@ -331,7 +333,7 @@ def _messages(columns: Mapping[str, str], tags: Mapping[str, str], form: str) ->
     return entry
 
 
-def _roles(tags: Mapping[str, str]) -> dict[str, Sequence[str]]:
+def _roles(tags: Mapping[str, str]) -> dict[str, list[str]]:
     roles = {ours: [tags.get(tag, name)] for ours, (tag, name) in _TAGS.items()}
     # A call of a tool is a reply, under a role of its own.
     roles["assistant"].append(tags.get("function_tag", "function_call"))
@@ -342,7 +344,7 @@ def _of_answers(columns: Mapping[str, str], form: str) -> JsonObject:
     """Records with better and worse answers, or one with a label."""
     named = {"field_chosen": "chosen", "field_rejected": "rejected", "field_label": "kto_tag"}
     if form == "alpaca":
-        named |= {"field_prompt": "prompt"}
+        named |= {"field_prompt": "prompt", "field_input": "query"}
         if "kto_tag" in columns:
             named |= {"field_completion": "response"}
     found = {ours: columns[theirs] for ours, theirs in named.items() if theirs in columns}

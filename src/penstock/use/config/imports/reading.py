@@ -2,13 +2,13 @@
 line, and translates it.
 """
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
-
-import yaml
 
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonObject
@@ -46,8 +46,8 @@ def import_config(
             kind.
     """
     if library is not None and library not in get_args(Library):
-        known = ", ".join(get_args(Library))
-        raise ConfigError(f"library (--from) is {library!r}; expected one of {known}")
+        listed = ", ".join(get_args(Library))
+        raise ConfigError(f"library (--from) is {library!r}; expected one of {listed}")
     values, method = _read(path)
     known = library or _library_of(values)
     if known == "axolotl":
@@ -60,7 +60,7 @@ def import_config(
             "(model_name_or_path) or LLaMA-Factory (stage, dataset); say whose it is with "
             "library (--from)"
         )
-    named = known.removeprefix("trl").removeprefix("-") or method
+    named = known.removeprefix("trl").removeprefix("-") or method  # trl-dpo → dpo
     return import_trl(values, str(path), cast("Method | None", named), run_file, ranks, steps)
 
 
@@ -104,7 +104,12 @@ def read_command(line: str, path: Path) -> tuple[JsonObject, str | None]:
         raise ConfigError(f"{path}: the command line cannot be split: {error}") from error
     if variable := next((word for word in words if re.search(r"\$[\w{(@]", word)), None):
         raise ConfigError(f"{path}: {variable}: write the value of this variable of the shell")
-    named = [(at, found[1]) for at, word in enumerate(words) if (found := _METHOD.search(word))]
+    named = [
+        (at, match[1])
+        for at, (before, word) in enumerate(pairwise(["", *words]))
+        if (match := _METHOD.search(word)) and (before == "trl" or word.endswith(".py"))
+    ]
+    # What precedes the method is for a launcher.
     start, method = named[0] if named else (-1, None)
     found: dict[str, list[str]] = {}
     name = ""
@@ -136,7 +141,8 @@ def _value(words: Sequence[str]) -> Any:
 
 
 def _scalar(word: str) -> Any:
-    if word.startswith(("{", "[")):
-        return yaml.safe_load(word)
-    found = yaml.safe_load(word) if re.fullmatch(r"[\w.+-]+", word) else word
-    return found if isinstance(found, bool | int | float) else word
+    """A number, true, false, or what is written as JSON; other words as they are."""
+    try:
+        return json.loads(word.lower() if word in ("True", "False") else word)
+    except (ValueError, RecursionError):
+        return word

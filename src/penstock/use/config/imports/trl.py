@@ -32,6 +32,8 @@ OF_ONE: Mapping[Method, str] = {
 """Method → keys that only its configuration has, those of methods with more keys first."""
 OF_NONE = ("max_length", "truncation_mode", "loss_weights", "vllm_importance_sampling_clip_max")
 """Keys of several methods that others do not have."""
+OF_SEVERAL = {"beta", "precompute_ref_log_probs"}
+"""Of these, those that other methods have, too."""
 _POLICIES = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant"}
 _ROUND = "data/round-1"
 
@@ -60,9 +62,12 @@ def import_trl(
     chosen = method or method_of(values) or "sft"
 
     def work() -> Imported:
-        if method is None and method_of(values) is None:
+        if method is None and not (set(OF_ONE[chosen].split()) - OF_SEVERAL) & set(values):
             front.theirs.note(
-                "learning_rate", "decide", "read as `trl sft`; --from trl-dpo, … says otherwise"
+                "model_name_or_path",
+                "decide",
+                f"read as the configuration of `trl {chosen}`, which no key says: --from trl-sft, "
+                "trl-dpo, trl-kto or trl-grpo does",
             )
         _common(front, chosen)
         if chosen == "grpo":
