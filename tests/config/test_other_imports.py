@@ -255,6 +255,14 @@ def test_llama_factory_with_its_datasets(tmp_path: Path) -> None:
     assert "did you mean cutoff_len?" in found.text("their.yaml")
 
 
+def test_text_of_llama_factory_is_cut_at_rows(tmp_path: Path) -> None:
+    given = {**FACTORY, "stage": "pt", "finetuning_type": "full", "dataset_dir": "nowhere"}
+    found = translate(tmp_path, given)
+    run = loaded(tmp_path, found)
+    assert (run.data.loader.packing, run.data.attention, run.chat) == ("concat", "row", None)
+    assert "decide" in fates(found)["dataset"]
+
+
 @pytest.mark.parametrize(
     ("more", "expected"),
     [

@@ -269,7 +269,8 @@ def _entry(front: Front, name: str, about: Mapping[str, Any], stage: str) -> Jso
             f"{name} is not in dataset_info.json, which is looked for in dataset_dir: name its "
             "file or Hub dataset in the command",
         )
-        return {"path": name, "type": {} if stage in ("dpo", "kto") else "chat_template"}
+        unknown: dict[str, Any] = {"dpo": {}, "kto": {}, "pt": "completion"}
+        return {"path": name, "type": unknown.get(stage, "chat_template")}
     keys = theirs.inside(said, f"dataset_info.{name}")
     file, hub = keys.get("file_name"), keys.get("hf_hub_url")
     if file is None and hub is None:

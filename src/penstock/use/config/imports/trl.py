@@ -257,6 +257,12 @@ def _cut(front: Front) -> None:
     theirs = front.theirs
     packs, strategy = theirs.get("packing"), str(theirs.get("packing_strategy", "bfd"))
     if packs and strategy == "wrapped":
+        theirs.note(
+            "packing_strategy",
+            "differs",
+            "documents of a row are kept apart; data.attention: row lets them see each other",
+            shown=True,
+        )
         front.take("packing_strategy", "pretraining_sample_concatenation", made=lambda _: True)
     elif packs and strategy == "bfd_split":
         front.take("packing_strategy", "excess_length_strategy", made=lambda _: "split")
