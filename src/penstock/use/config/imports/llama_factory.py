@@ -89,7 +89,10 @@ def _adapter(front: Front) -> None:
         return
     four_bits = theirs.get("quantization_bit") == 4
     front.give("adapter", "qlora" if four_bits else kind, "finetuning_type")
-    theirs.mapped("finetuning_type", "training.lora")
+    if kind == "lora":
+        theirs.mapped("finetuning_type", "training.lora")
+    else:
+        theirs.noted.add("finetuning_type")
     if four_bits:
         front.take("quantization_bit", "load_in_4bit", made=lambda _: True)
     front.take("lora_rank", "lora_r", default=8)
@@ -116,9 +119,10 @@ def _words(given: Any) -> list[str]:
 def _method(front: Front, stage: str) -> None:
     """Learning from answers."""
     theirs = front.theirs
-    theirs.mapped("stage", f"{'training.preference' if stage in ('dpo', 'kto') else 'chats, text'}")
+    answers = stage in ("dpo", "kto")
+    theirs.mapped("stage", "training.preference" if answers else "what the data are: text or chats")
     names = ("pref_beta", "pref_loss", "dpo_label_smoothing", "simpo_gamma")
-    if stage not in ("dpo", "kto"):
+    if not answers:
         for name in (*names, "pref_ftx"):
             if theirs.get(name) is not None:
                 theirs.note(name, "no effect", f"stage is {stage}")
