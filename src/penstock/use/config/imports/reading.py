@@ -86,7 +86,7 @@ def _read(path: str | Path) -> tuple[JsonObject, str | None]:
     commands = [line for line in commands if re.search(r"--(model_name_or_path|config)\b", line)]
     if len(commands) != 1:
         raise ConfigError(
-            f"{path}: {len(commands)} command lines that give model_name_or_path or config; keep one"
+            f"{path}: {len(commands)} command lines with model_name_or_path or config; keep one"
         )
     return read_command(commands[0], Path(path))
 
