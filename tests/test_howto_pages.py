@@ -16,7 +16,8 @@ import penstock as ps
 from makers.pages import models
 from penstock.use.cli import VERBS, build_app
 from penstock.use.config import load_run
-from penstock.use.config.axolotl.conversion import import_axolotl
+from penstock.use.config.imports.conversion import import_axolotl
+from penstock.use.config.imports.reading import import_config
 
 FOLDER = Path(__file__).parents[1] / "docs" / "how-to"
 PAGES = [
@@ -53,6 +54,7 @@ def test_there_is_a_page_for_each_way_here() -> None:
     assert "real-model" in {page.stem for page in NOT_RUN}
     assert {page.stem for page in PAGES} >= {
         "axolotl",
+        "llama-factory",
         "trl",
         "megatron",
         "fast-llm",
@@ -110,6 +112,18 @@ def test_both_sides_of_the_axolotl_page_mean_the_same(tmp_path: Path) -> None:
     (tmp_path / "made.yaml").write_text(
         import_axolotl(tmp_path / "axolotl.yaml").text("axolotl.yaml")
     )
+    assert load_run(tmp_path / "made.yaml") == load_run(tmp_path / "ours.yaml")
+
+
+def test_both_sides_of_the_llama_factory_page_mean_the_same(tmp_path: Path) -> None:
+    theirs, ours = blocks(FOLDER / "migrate" / "llama-factory.md", "yaml")
+    about = re.search(r"# (\{.*\})\n", theirs)
+    assert about is not None
+    (tmp_path / "dataset_info.json").write_text(about[1])
+    (tmp_path / "theirs.yaml").write_text(theirs)
+    (tmp_path / "ours.yaml").write_text(ours)
+    found = import_config(tmp_path / "theirs.yaml")
+    (tmp_path / "made.yaml").write_text(found.text("theirs.yaml"))
     assert load_run(tmp_path / "made.yaml") == load_run(tmp_path / "ours.yaml")
 
 

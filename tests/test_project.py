@@ -243,7 +243,7 @@ def test_messages_name_settings_as_python_does():
     paths = [
         p
         for p in package.rglob("*.py")
-        if p.parent.name not in ("cli", "axolotl") and p.name not in OTHER_OPTIONS
+        if p.parent.name not in ("cli", "imports") and p.name not in OTHER_OPTIONS
     ]
     option = re.compile(r"(?<![\w(-])--[a-z]")
     commands = re.compile(r"`penstock [^`]*")

@@ -16,8 +16,8 @@ from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
 from penstock.core.errors import ConfigError, OutputError
 from penstock.use.cli import build_app
 from penstock.use.config import load_run
-from penstock.use.config.axolotl.conversion import Imported, import_axolotl
-from penstock.use.config.axolotl.keys import NO_EFFECT, UNSUPPORTED
+from penstock.use.config.imports.axolotl_keys import NO_EFFECT, UNSUPPORTED
+from penstock.use.config.imports.conversion import Imported, import_axolotl
 
 KEYS = (Path(__file__).parent / "axolotl_keys.txt").read_text().split()
 """All keys of the configuration class of axolotl 0.19.0."""
@@ -334,9 +334,9 @@ def test_unknown_keys_and_unsupported_values_are_told(tmp_path: Path) -> None:
     )
     assert known["plugins"] == {"no effect"}
     assert known["neftune_noise_alpha"] == known["datasets.0.type"] == {"unsupported"}
-    assert "#   datasets.0.colour: red, sample_pakcing: True → no key of this name" in found.text(
-        "axolotl.yaml"
-    )
+    told = found.text("axolotl.yaml")
+    assert "#   datasets.0.colour: red → no key of this name" in told
+    assert "#   sample_pakcing: True → did you mean sample_packing?" in told
     assert loaded(tmp_path, found).chat.mask_settings.roles_to_train == ("assistant",)
 
 

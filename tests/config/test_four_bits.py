@@ -18,7 +18,7 @@ from penstock.models import LoraSettings, add_lora
 from penstock.models.building import build_model
 from penstock.models.four_bits import has_four_bits
 from penstock.models.saving import load_model
-from penstock.use.config.axolotl.conversion import import_axolotl
+from penstock.use.config.imports.conversion import import_axolotl
 
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 CURE = r"bitsandbytes is not installed; .* pip install 'penstock\[qlora\]'"

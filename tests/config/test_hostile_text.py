@@ -15,7 +15,7 @@ from makers.processes import call_penstock
 from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.core.json_files import json_text
 from penstock.core.yaml_files import parse_yaml, write_yaml
-from penstock.use.config.axolotl.conversion import import_axolotl, quoted
+from penstock.use.config.imports.conversion import import_axolotl, quoted
 from penstock.use.config.run_file import load_run
 
 BASE = {

@@ -34,7 +34,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "distill": "audit and prepare learning from a teacher",
         "reference": "store a reference model's log-probabilities",
         "rollouts": "sample and judge answers that a policy learns from",
-        "import-config": "make a run file of an axolotl configuration",
+        "import-config": "make a run file of axolotl, TRL, LLaMA-Factory",
         "schema": "print the schema of run files, for editors",
     },
     "Use a model": {

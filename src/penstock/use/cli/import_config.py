@@ -15,12 +15,16 @@ from penstock.use.cli.help_pages import colourful
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.use.config.axolotl.notes import Note
+    from penstock.use.config.imports.notes import Note
 
 
 def run(
     config: Annotated[
-        Path, typer.Argument(metavar="AXOLOTL.YAML", help="An axolotl configuration.")
+        Path,
+        typer.Argument(
+            metavar="CONFIG",
+            help="A configuration of axolotl, TRL or LLaMA-Factory: YAML, JSON or a command line.",
+        ),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The run file to write.")
@@ -42,12 +46,23 @@ def run(
             min=1,
         ),
     ] = None,
+    library: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="LIBRARY",
+            help=(
+                "Whose configuration it is, if its keys do not say so: axolotl, trl (or trl-sft, "
+                "trl-dpo, trl-kto, trl-grpo), llama-factory."
+            ),
+        ),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", metavar="", help="Replace an existing run file.")
     ] = False,
 ) -> None:
-    """Translate an axolotl configuration into a run file, and print the commands that prepare the
-    data and train.
+    """Translate a configuration of axolotl, TRL or LLaMA-Factory into a run file, and print the
+    commands that prepare the data and train.
 
     Every key is accounted for: translated, without effect on the result, or not supported, with
     what to do instead. The run file begins with these lists; what needs your attention is also
@@ -57,7 +72,9 @@ def run(
         penstock import-config axolotl.yaml -o imported.yaml
     """
     module = output.with_name(f"{output.stem.replace('-', '_').replace('.', '_')}_prompts.py")
-    found = used.conversion.import_axolotl(config, run_file=str(output), ranks=ranks, steps=steps)
+    found = used.reading.import_config(
+        config, library=library, run_file=str(output), ranks=ranks, steps=steps
+    )
     written = {
         output: found.text(str(config)),
         **({module: found.code} if found.code is not None else {}),

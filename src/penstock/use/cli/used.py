@@ -14,20 +14,20 @@ with lazy(__name__):
     from penstock.use import config
     from penstock.use.config import document, run_file
     from penstock.use.config import models as checked_models
-    from penstock.use.config.axolotl import conversion, notes
+    from penstock.use.config.imports import notes, reading
     from penstock.use.inspection import teacher_audit_inputs, teacher_terminal
     from penstock.use.runs import kernels
 
 __all__ = [
     "checked_models",
     "config",
-    "conversion",
     "datasets",
     "document",
     "evaluation_results",
     "kernels",
     "notes",
     "projection",
+    "reading",
     "records",
     "run_file",
     "teacher_audit_inputs",

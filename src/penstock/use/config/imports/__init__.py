@@ -1,4 +1,4 @@
-"""From an axolotl configuration to a run file and the commands that prepare its data."""
+"""From a configuration of another library to a run file and the commands that prepare its data."""
 
 from penstock.core.lazy_imports import public_names
 

@@ -16,7 +16,7 @@ from typing import final
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.urls import has_secrets, shown_url
-from penstock.use.config.axolotl.notes import Keys
+from penstock.use.config.imports.notes import Keys
 
 TEMPLATES = {
     "chatml": "chatml",
@@ -87,6 +87,8 @@ CHAT_KEYS = (
     "split_thinking",
 )
 """Keys of a dataset that are chat settings of ours under the same names."""
+OTHERS = ("fields", "mask_history")
+"""Chat settings that datasets of other libraries have besides."""
 NO_EFFECT = {
     "trust_remote_code": "no code of a repository is run",
     "preprocess_shards": "files are prepared in parts anyway",
@@ -281,8 +283,9 @@ def _take_format(keys: Keys, prepared: Prepared) -> None:
 
 
 def _plain_text(keys: Keys, prepared: Prepared) -> None:
-    prepared.too_long = "split"
-    keys.mapped("type", "text; what is longer than a row is split, as in axolotl")
+    if keys.library == "axolotl":
+        prepared.too_long = "split"
+    keys.mapped("type", f"text; what is longer than a row: too_long {prepared.too_long}")
     for name in ("field", "text_column"):
         if (text_field := keys.get(name)) is not None:
             prepared.options += ["--text-field", str(text_field)]
@@ -293,6 +296,10 @@ def _chat(keys: Keys, general: Keys) -> JsonObject:
     """Chat settings of an entry, with those of the whole configuration behind them."""
     chat: JsonObject = {"template": _template(keys, general)}
     for name in CHAT_KEYS:
+        if (value := keys.get(name)) is not None:
+            chat[name] = value
+            keys.mapped(name, f"chat.{name}")
+    for name in OTHERS if keys.library != "axolotl" else ():
         if (value := keys.get(name)) is not None:
             chat[name] = value
             keys.mapped(name, f"chat.{name}")
@@ -350,7 +357,7 @@ def _template(keys: Keys, general: Keys) -> str:
     asked.note(
         "chat_template",
         "decide",
-        "the tokenizer's own template is taken (auto): for this one save axolotl's .jinja "
+        "the tokenizer's own template is taken (auto): for this one save its .jinja "
         "file and set chat.template to it",
         shown=True,
     )
@@ -425,9 +432,10 @@ def _preference(keys: Keys, general: Keys, prepared: Prepared, kind: object) -> 
     chat: JsonObject = {"answers": "tree"}
     if isinstance(kind, Mapping):
         own = keys.inside(kind, "type")
+        more = () if keys.library == "axolotl" else ("input",)
         fields = {
             name: str(own.get(f"field_{name}"))
-            for name in ("prompt", "chosen", "rejected", "completion", "label")
+            for name in ("prompt", "chosen", "rejected", "completion", "label", *more)
             if own.get(f"field_{name}")
         }
         for name in fields:

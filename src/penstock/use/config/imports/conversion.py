@@ -14,16 +14,16 @@ from typing import final
 
 import yaml
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, CorruptionError, FormatError
 from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.terminal import visible
 from penstock.core.yaml_files import parse_yaml, write_yaml
-from penstock.use.config.axolotl.datasets import Prepared, read_dataset, transform_code
-from penstock.use.config.axolotl.keys import NO_EFFECT, UNSUPPORTED
-from penstock.use.config.axolotl.notes import LOUD, Keys, Note, refuse_wrong_kind, report, wrapped
-from penstock.use.config.axolotl.preferences import PREFERENCES
-from penstock.use.config.axolotl.training import read_evaluation, read_training
 from penstock.use.config.document import read_document
+from penstock.use.config.imports.axolotl_keys import NO_EFFECT, UNSUPPORTED
+from penstock.use.config.imports.datasets import Prepared, read_dataset, transform_code
+from penstock.use.config.imports.notes import LOUD, Keys, Note, refuse_wrong_kind, report, wrapped
+from penstock.use.config.imports.preferences import PREFERENCES
+from penstock.use.config.imports.training import read_evaluation, read_training
 
 OF_ANSWERS = (
     "rl_beta",
@@ -36,6 +36,8 @@ OF_ANSWERS = (
     "dpo_loss_weights",
 )
 """Keys about learning from answers."""
+EXCESS = {"truncate": "truncate", "raise": "error", "keep_end": "keep_end", "split": "split"}
+"""excess_length_strategy → `too_long`; the last two are what other libraries ask for."""
 KERNEL_PLUGINS = ("liger", "cut_cross_entropy", "LigerPlugin", "CutCrossEntropyPlugin")
 
 
@@ -52,6 +54,8 @@ class Imported:
     """What became of each key."""
     code: str | None
     """A Python module that the commands need next to the run file; None: they need none."""
+    library: str = "axolotl"
+    """Whose configuration it was."""
 
     def text(self, source: str) -> str:
         """The run file, with the commands and the notes as comments; it was read back.
@@ -60,7 +64,7 @@ class Imported:
             ConfigError: It would not be read as what it is.
         """
         said = [
-            f"Made by `penstock import-config {source}` of an axolotl configuration.",
+            f"Made by `penstock import-config {source}` of a configuration of {self.library}.",
             "",
             *self.commands,
             "",
@@ -103,16 +107,26 @@ def import_axolotl(
         )
     keys = Keys(values, file)
     try:
-        return _translate(keys, run_file, ranks, steps)
+        return translate(keys, run_file, ranks, steps)
     except ConfigError:
         raise
-    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
-        raise ConfigError(
-            f"{path}: {keys.asked[-1]}: the value does not have the form that axolotl expects"
-        ) from error
+    except UNEXPECTED as error:
+        raise of_another_form(keys) from error
 
 
-def _translate(keys: Keys, run_file: str, ranks: int, steps: int | None) -> Imported:
+UNEXPECTED = (TypeError, ValueError, AttributeError, KeyError, OverflowError)
+"""What reading a value of another form raises."""
+
+
+def of_another_form(keys: Keys) -> ConfigError:
+    """The error of the key that was read last."""
+    return ConfigError(
+        f"{keys.file}: {keys.asked[-1]}: the value does not have the form that {keys.library} "
+        "expects"
+    )
+
+
+def translate(keys: Keys, run_file: str, ranks: int, steps: int | None) -> Imported:
     """The translation, section by section."""
     rl = _method(keys)
     data, held = _datasets(keys)
@@ -130,11 +144,12 @@ def _translate(keys: Keys, run_file: str, ranks: int, steps: int | None) -> Impo
         keys.note("processor_type", "mapped", "chat.processor: the model's own")
         chat["processor"] = keys.get("base_model")
     base = str(keys.get("base_model"))
-    keys.mapped("base_model", "model: hf:…")
+    model = _model(base, training, tokens=bool(keys.get("tokens") or processor))
+    keys.mapped("base_model", f"model: {model.partition(':')[0]}:…")
     tokenizer, before = _tokenizer(keys, base)
     run: JsonObject = {
         "data": _data_section(keys, data, loader, share),
-        "model": f"hf:{base}",
+        "model": model,
         "training": training,
     }
     if chat:
@@ -152,7 +167,25 @@ def _translate(keys: Keys, run_file: str, ranks: int, steps: int | None) -> Impo
         f"penstock train {quoted(run_file)} --dry-run",
         _train(run_file, output, ranks),
     ]  # fmt: skip
-    return Imported(run, commands, keys.notes, transform_code(data + held, keys.file))
+    code = transform_code(data + held, keys.file)
+    return Imported(run, commands, keys.notes, code, keys.library)
+
+
+def _model(base: str, training: JsonMapping, *, tokens: bool) -> str:
+    """The section `model`: our own blocks for a folder that they compute, where all of its weights
+    are trained alike; else the model of transformers, whose names patterns and adapters use.
+    """
+    named = "lora" in training or "frozen" in training
+    optimizer = training["optimizer"]
+    named = named or (isinstance(optimizer, Mapping) and "learning_rate_factors" in optimizer)
+    if named or tokens or not (Path(base) / "config.json").is_file():
+        return f"hf:{base}"
+    try:
+        from penstock.models.ours.importing import refusal
+
+        return f"{'hf' if refusal(Path(base)) else 'from'}:{base}"
+    except (ImportError, FormatError, CorruptionError):  # no torch, or what training will say
+        return f"hf:{base}"
 
 
 def _method(keys: Keys) -> str:
@@ -171,9 +204,7 @@ def _datasets(keys: Keys) -> tuple[list[Prepared], list[Prepared]]:
     """Datasets to train on, and those that are held out."""
     asked = str(keys.get("excess_length_strategy", "drop"))
     # A tree of answers is never cut.
-    excess = (
-        "drop" if keys.get("rl") else {"truncate": "truncate", "raise": "error"}.get(asked, "drop")
-    )
+    excess = "drop" if keys.get("rl") else EXCESS.get(asked, "drop")
     keys.mapped("excess_length_strategy", f"too_long of the sources: {excess}")
     taken: set[str] = set()
     found: dict[str, list[Prepared]] = {}

@@ -12,6 +12,7 @@ from typing import Any, Literal, final
 
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonMapping
+from penstock.core.suggestions import closest
 from penstock.core.urls import shown_urls
 
 Fate = Literal["mapped", "differs", "decide", "unsupported", "unknown", "no effect"]
@@ -56,11 +57,21 @@ class Keys:
     """Keys of which something was said."""
     asked: list[str] = field(default_factory=list)
     """Keys in the order in which they were asked for, those inside mappings too."""
+    library: str = "axolotl"
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Place of a key here → its name in the file, for files of libraries with other names."""
+    defaults: frozenset[str] = frozenset()
+    """Places of keys that the file does not give: what the library takes without them."""
+
+    def called(self, name: str) -> str:
+        """The name of a key in the file, with its place."""
+        place = f"{self.where}{name}"
+        return self.names.get(place, place)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a key; a null is as good as no value."""
         self.seen.add(name)
-        self.asked.append(f"{self.where}{name}: {_short(self.values.get(name))}")
+        self.asked.append(f"{self.called(name)}: {_short(self.values.get(name))}")
         found = self.values.get(name)
         return default if found is None else found
 
@@ -79,11 +90,11 @@ class Keys:
             made = inf
         except (TypeError, ValueError):
             raise ConfigError(
-                f"{self.file}: {self.where}{name} is {found!r}; expected a number"
+                f"{self.file}: {self.called(name)} is {found!r}; expected a number"
             ) from None
         if made is not None and not isfinite(made):
             raise ConfigError(
-                f"{self.file}: {self.where}{name} is {found!r:.50}; expected a number below "
+                f"{self.file}: {self.called(name)} is {found!r:.50}; expected a number below "
                 "infinity"
             )
         return made
@@ -97,7 +108,7 @@ class Keys:
         found = self.number(name, default)
         if found is not None and found != int(found):
             raise ConfigError(
-                f"{self.file}: {self.where}{name} is {found!r}; expected a whole number"
+                f"{self.file}: {self.called(name)} is {found!r}; expected a whole number"
             )
         return None if found is None else int(found)
 
@@ -105,12 +116,14 @@ class Keys:
         """Say what became of a key; with `shown`, also its value."""
         self.seen.add(name)
         self.noted.add(name)
+        if f"{self.where}{name}" in self.defaults and fate not in LOUD:
+            return
         value = (
             f": {_short(self.values.get(name))}"
             if shown and self.values.get(name) is not None
             else ""
         )
-        if (note := Note(f"{self.where}{name}{value}", fate, text)) not in self.notes:
+        if (note := Note(f"{self.called(name)}{value}", fate, text)) not in self.notes:
             self.notes.append(note)
 
     def mapped(self, name: str, target: str) -> None:
@@ -121,7 +134,16 @@ class Keys:
 
     def inside(self, values: JsonMapping, where: str) -> "Keys":
         """The keys of a mapping inside this one; notes go to the same list."""
-        return Keys(values, self.file, self.notes, f"{self.where}{where}.", asked=self.asked)
+        return Keys(
+            values,
+            self.file,
+            self.notes,
+            f"{self.where}{where}.",
+            asked=self.asked,
+            library=self.library,
+            names=self.names,
+            defaults=self.defaults,
+        )
 
     def rest(self, no_effect: Mapping[str, str], unsupported: Mapping[str, str]) -> None:
         """Account for the keys of which nothing was said yet."""
@@ -137,10 +159,14 @@ class Keys:
             elif name in unsupported:
                 self.note(name, "unsupported", unsupported[name], shown=True)
             else:
+                known = {*no_effect, *unsupported, *self.seen} - {name}
+                near = closest(name, known, 0.8)
                 self.note(
                     name,
                     "unknown",
-                    "no key of this name is known; check its spelling, or see its plugin",
+                    f"did you mean {near}?"
+                    if near
+                    else "no key of this name is known; check its spelling, or see its plugin",
                     shown=True,
                 )
 

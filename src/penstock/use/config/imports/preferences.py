@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from penstock.core.json_values import JsonObject
-from penstock.use.config.axolotl.notes import Keys
+from penstock.use.config.imports.notes import Keys
 
 PREFERENCES = {"dpo": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo", "kto": "kto"}
 
@@ -52,12 +52,13 @@ def read_preference(keys: Keys, rl: str) -> JsonObject:
             "sft_weight": keys.number("cpo_alpha", 1.0),
         }
         keys.mapped("simpo_gamma", "training.preference.gamma")
-        keys.note(
-            "cpo_alpha",
-            "differs",
-            "training.preference.sft_weight (axolotl's default is 1), a mean over pairs here, "
-            "not over their tokens",
-        )
+        if found["sft_weight"]:
+            keys.note(
+                "cpo_alpha",
+                "differs",
+                "training.preference.sft_weight (axolotl's default is 1), a mean over pairs here, "
+                "not over their tokens",
+            )
     elif rl == "orpo":
         found["sft_weight"] = 1.0
     for name in ("simpo_gamma", "cpo_alpha"):
@@ -77,6 +78,8 @@ def _dpo_losses(keys: Keys, rl: str, found: JsonObject) -> None:
         keys.note(
             "dpo_loss_type", "unsupported", "known here: " + ", ".join(DPO_LOSSES), shown=True
         )
+        if keys.get("dpo_loss_weights") is not None:
+            keys.note("dpo_loss_weights", "unsupported", "see the losses")
         return
     kinds = {
         DPO_LOSSES[one]: float(weight)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonObject
-from penstock.use.config.axolotl.datasets import Prepared
-from penstock.use.config.axolotl.notes import Keys
-from penstock.use.config.axolotl.preferences import read_preference
+from penstock.use.config.imports.datasets import Prepared
+from penstock.use.config.imports.notes import Keys
+from penstock.use.config.imports.preferences import read_preference
 
 ADAMW = (
     "adamw_torch",
@@ -88,7 +88,8 @@ def read_training(keys: Keys, steps: int | None, epochs: float, rl: str) -> Json
     _placement(keys, training)
     training["checkpoints"] = _checkpoints(keys, steps, epochs)
     _trackers(keys, training)
-    _precision(keys)
+    if precision := _precision(keys):
+        training["precision"] = precision
     return training
 
 
@@ -147,19 +148,21 @@ def _placement(keys: Keys, training: JsonObject) -> None:
             )
 
 
-def _precision(keys: Keys) -> None:
-    for name in ("bf16", "bfloat16"):
-        if keys.get(name):
-            keys.note(
-                name,
-                "differs",
-                "a model of transformers (hf:) is trained in float32: more memory, less "
-                "rounding; model: from:FOLDER, of a Llama-like model whose config says "
-                "bfloat16, computes in it",
-                shown=True,
-            )
-        elif keys.get(name) is not None:
-            keys.note(name, "no effect", "it is off, as it always is here")
+def _precision(keys: Keys) -> str | None:
+    """In what the model computes; weights and the optimizer's state stay in float32. None: bfloat16
+    on CUDA, else what the model's own config says.
+    """
+    given = {name: keys.get(name) for name in ("bf16", "bfloat16")}
+    asked = {name: value for name, value in given.items() if value is not None}
+    half = keys.get("fp16") or keys.get("float16")
+    found = None
+    if any(value and value != "auto" for value in asked.values()):
+        found = "bfloat16"
+    elif asked and not half and "auto" not in asked.values():
+        found = "float32"
+    for name in asked:
+        keys.mapped(name, f"training.precision: {found or 'auto'}; trained weights are in float32")
+    return found
 
 
 def _optimizer(keys: Keys) -> JsonObject:
@@ -183,7 +186,7 @@ def _optimizer(keys: Keys) -> JsonObject:
         )
     rate = keys.number("learning_rate")
     if rate is None:
-        raise ConfigError(f"{keys.file}: learning_rate is missing; axolotl requires it")
+        raise ConfigError(f"{keys.file}: learning_rate is missing; {keys.library} requires it")
     decay, norm = keys.number("weight_decay", 0.0), keys.number("max_grad_norm", 1.0)
     factors = _rate_factors(keys, rate)
     found: JsonObject = {
@@ -298,7 +301,7 @@ def _lora(keys: Keys) -> JsonObject | None:
     names = ("lora_r", "lora_alpha", "lora_target_modules", "lora_target_linear", *_OF_PEFT)
     four_bits = keys.get("load_in_4bit")
     if adapter != "qlora" and four_bits is not None:
-        why = "it goes with adapter: qlora, as in axolotl"
+        why = "it goes with LoRA (in axolotl adapter: qlora)"
         keys.note("load_in_4bit", "no effect", why)
     if not adapter:
         for name in names:
@@ -358,8 +361,8 @@ def _checkpoints(keys: Keys, steps: int | None, epochs: float) -> JsonObject:
             keys.note(
                 name,
                 "decide",
-                "axolotl saves after each epoch; set training.checkpoints.every to its steps "
-                "(500 by default)",
+                f"{keys.library} saves after each epoch; set training.checkpoints.every to its "
+                "steps (500 by default)",
             )
         else:
             keys.mapped(name, "training.checkpoints.every")

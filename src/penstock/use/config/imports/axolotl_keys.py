@@ -54,8 +54,8 @@ NO_EFFECT: Mapping[str, str] = {
         "experimental_skip_move_to_device embeddings_skip_upcast auto_find_batch_size "
         "dpo_padding_free dpo_use_liger_kernel dpo_use_logits_to_keep "
         "precompute_ref_log_probs qlora_sharded_model_loading",
-        "it saves memory; see training.rows_per_pass, micro_sequences and shard; the loss is "
-        "always computed in chunks",
+        "it saves memory; see training.activation_checkpointing, rows_per_pass and shard; the "
+        "loss is always computed in chunks",
     ),
     **_each(
         "lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel unsloth_lora_mlp "

@@ -1,0 +1,386 @@
+"""Configurations of TRL and LLaMA-Factory become run files that load, commands that run, and an
+answer for each key.
+"""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from makers.processes import call_penstock
+from makers.texts import make_texts, write_json_lines
+from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
+from penstock.core.errors import ConfigError
+from penstock.use.cli import build_app
+from penstock.use.config import load_run
+from penstock.use.config.imports import llama_factory_keys, trainer_keys, trl_keys
+from penstock.use.config.imports.conversion import Imported
+from penstock.use.config.imports.llama_factory import import_llama_factory
+from penstock.use.config.imports.reading import import_config, read_command
+from penstock.use.config.imports.trl import OF_ONE, Method, import_trl
+
+HERE = Path(__file__).parent
+TRL_KEYS = (HERE / "trl_keys.txt").read_text().split()
+"""All keys of TRL 1.16.0: configuration classes and scripts, with transformers 5.24."""
+FACTORY_KEYS = (HERE / "llamafactory_keys.txt").read_text().split()
+"""All keys of the argument classes of LLaMA-Factory 0.9.5."""
+VALUES: list[Any] = [None, True, False, 1, "x", {"a": 1}]
+
+TRL = {"model_name_or_path": "org/base", "dataset_name": "org/chats"}
+FACTORY = {"model_name_or_path": "org/base", "dataset": "chats", "template": "qwen3"}
+
+
+def fates(found: Imported) -> dict[str, set[str]]:
+    """Key → what became of it."""
+    by_key: dict[str, set[str]] = {}
+    for note in found.notes:
+        by_key.setdefault(note.key.partition(":")[0], set()).add(note.fate)
+    return by_key
+
+
+def translate(folder: Path, given: Any, name: str = "their.yaml", **options: Any) -> Imported:
+    path = folder / name
+    path.write_text(given if isinstance(given, str) else yaml.safe_dump(given))
+    return import_config(path, run_file=str(folder / "run.yaml"), **options)
+
+
+def loaded(folder: Path, found: Imported) -> Any:
+    """The settings of the run file, read as `penstock train` reads it; commands are ours."""
+    (folder / "run.yaml").write_text(found.text("their.yaml"))
+    group: Any = get_command(build_app([]))
+    for line in found.commands:
+        words = shlex.split(line[line.index("penstock ") :])
+        group.commands[words[1]].make_context(words[1], words[2:])
+    return load_run(folder / "run.yaml")
+
+
+@pytest.mark.parametrize("method", list(OF_ONE))
+@pytest.mark.parametrize("value", VALUES, ids=str)
+def test_every_key_of_trl_is_accounted_for(method: Method, value: Any) -> None:
+    for key in set(TRL_KEYS) - set(TRL) - {"datasets"}:
+        try:
+            known = fates(import_trl({**TRL, key: value}, "f", method, "run.yaml", 1, None))
+        except ConfigError as error:
+            assert key in str(error), (key, value)  # noqa: PT017 (a value of the wrong kind, named)
+            continue
+        assert key in known, (key, value)
+        assert "unknown" not in known[key], (key, value)
+
+
+@pytest.mark.parametrize("stage", ["sft", "pt", "dpo", "kto"])
+@pytest.mark.parametrize("value", VALUES, ids=str)
+def test_every_key_of_llama_factory_is_accounted_for(stage: str, value: Any) -> None:
+    for key in set(FACTORY_KEYS) - set(FACTORY) - {"stage"}:
+        given = {**FACTORY, "stage": stage, key: value}
+        try:
+            known = fates(import_llama_factory(given, "f", "run.yaml", 1, None))
+        except ConfigError as error:
+            assert key in str(error), (key, value)  # noqa: PT017 (a value of the wrong kind, named)
+            continue
+        assert key in known, (key, value)
+        assert "unknown" not in known[key], (key, value)
+
+
+def test_the_lists_name_keys_that_exist() -> None:
+    removed = {
+        "no_cuda", "use_mps_device", "jit_mode_eval", "half_precision_backend", "group_by_length",
+        "logging_dir", "include_tokens_per_second", "overwrite_output_dir", "save_safetensors",
+        "rpo_alpha",
+    }  # fmt: skip
+    for module in (trainer_keys, trl_keys, llama_factory_keys):
+        listed = set(module.NO_EFFECT) | set(module.UNSUPPORTED)
+        assert listed - set(TRL_KEYS) - set(FACTORY_KEYS) - removed == set()
+        assert set(module.NO_EFFECT) & set(module.UNSUPPORTED) == set()
+
+
+SFT = """
+accelerate launch --num_processes 4 trl/scripts/sft.py \\
+    --model_name_or_path Qwen/Qwen3-0.6B --dataset_name org/chats \\
+    --learning_rate 2.0e-4 --max_steps 1000 --warmup_steps 0.1 \\
+    --packing --max_length 4096 --assistant_only_loss --no_remove_unused_columns \\
+    --per_device_train_batch_size 2 --gradient_accumulation_steps 8 \\
+    --use_peft --lora_r 32 --lora_target_modules q_proj v_proj \\
+    --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{"min_lr_rate": 0.1}' \\
+    --report_to wandb tensorboard --run_name=first --project chats --bf16 --save_steps 200
+"""
+
+
+def test_a_command_line_of_trl_sft(tmp_path: Path) -> None:
+    found = translate(tmp_path, SFT, "train.sh", ranks=4)
+    run = loaded(tmp_path, found)
+    loader, training = run.data.loader, run.training
+    assert (loader.sequence_length, loader.rows_per_step, loader.packing) == (4096, 64, "best_fit")
+    assert run.data.sources[0].too_long == "truncate"
+    assert (training.steps, training.schedule.warmup_steps) == (1000, 100)
+    assert (training.schedule.shape, training.schedule.floor) == ("cosine", 0.1)
+    assert (training.optimizer.learning_rate, training.optimizer.weight_decay) == (2e-4, 0.0)
+    assert training.optimizer.betas == (0.9, 0.999)
+    assert (training.lora.rank, training.lora.alpha, training.lora.dropout) == (32, 32, 0.05)
+    assert training.lora.targets == ("q_proj", "v_proj")
+    assert set(training.trackers) == {"wandb", "tensorboard"}
+    assert (training.log_name, training.log_project) == ("first", "chats")
+    assert (training.precision, training.checkpoints.every) == ("bfloat16", 200)
+    assert not run.chat.mask_settings.train_on_inputs
+    assert fates(found)["remove_unused_columns"] == {"no effect"}
+
+
+@pytest.mark.parametrize(
+    ("given", "trained", "fate"),
+    [
+        ({}, True, "decide"),
+        ({"assistant_only_loss": True}, False, "mapped"),
+        ({"assistant_only_loss": False}, True, "mapped"),
+        ({"completion_only_loss": True}, False, "mapped"),
+    ],
+)
+def test_what_trl_trains_of_a_conversation(
+    tmp_path: Path, given: dict[str, Any], trained: bool, fate: str
+) -> None:
+    found = translate(tmp_path, {**TRL, **given})
+    assert loaded(tmp_path, found).chat.mask_settings.train_on_inputs is trained
+    assert fate in set().union(
+        *(fates(found).get(name, set()) for name in (*given, "assistant_only_loss"))
+    )
+
+
+def test_a_method_that_no_key_says_is_asked_for(tmp_path: Path) -> None:
+    for given, kind in (({}, None), ({"beta": 0.2}, "dpo")):
+        found = translate(tmp_path, {**TRL, **given})
+        assert found.run["training"].get("preference", {}).get("kind") == kind
+        assert "decide" in fates(found)["model_name_or_path"]
+    found = translate(tmp_path, {**TRL, "beta": 0.2}, library="trl-kto")
+    assert found.run["training"]["preference"] == {"kind": "kto", "beta": 0.2}
+    assert fates(found)["model_name_or_path"] == {"mapped"}
+
+
+def test_secrets_of_urls_are_not_written_down(tmp_path: Path) -> None:
+    url = "https://reader:pa55w0rd@host/a.jsonl?X-Amz-Signature=5igna7ure"
+    for given in ({"dataset_name": url}, {"datasets": [{"path": url}]}, {"eval_strategy": "epoch"}):
+        for method in OF_ONE:
+            found = translate(
+                tmp_path, {**TRL, "dataset_name": url, **given}, library=f"trl-{method}"
+            )
+            told = found.text("their.yaml") + "\n".join([*found.commands, *map(repr, found.notes)])
+            assert not [secret for secret in ("pa55w0rd", "5igna7ure") if secret in told]
+
+
+def test_words_of_a_command_line(tmp_path: Path) -> None:
+    line = (
+        "NAME=x llamafactory-cli train --stage sft --model_name_or_path org/sft --dataset a,b "
+        "--eval_strategy no --template=qwen3 --no-packing --lora_target q_proj v_proj --seed 3"
+    )
+    values, method = read_command(line, tmp_path)
+    assert method is None
+    assert values == {
+        "stage": "sft", "model_name_or_path": "org/sft", "dataset": "a,b", "eval_strategy": "no",
+        "template": "qwen3", "packing": False, "lora_target": ["q_proj", "v_proj"], "seed": 3,
+    }  # fmt: skip
+    assert "evaluators" not in translate(tmp_path, line, "a.sh").run["training"]
+    assert translate(tmp_path, {**TRL, "save_strategy": False}).run["training"]["checkpoints"] == {
+        "every": 1_000_000_000, "keep": 4,
+    }  # fmt: skip
+
+
+def test_dpo_of_trl_and_its_losses(tmp_path: Path) -> None:
+    command = (
+        "trl dpo --config more.yaml --loss_type sigmoid ipo sft --loss_weights 2 1 1 --beta 0.05"
+    )
+    (tmp_path / "more.yaml").write_text(yaml.safe_dump({**TRL, "beta": 3, "max_length": 2048}))
+    run = loaded(tmp_path, translate(tmp_path, command, "dpo.sh"))
+    preference = run.training.preference
+    assert (preference.kind, preference.beta, preference.also) == ("dpo", 0.05, {"ipo": 0.5})
+    assert preference.sft_weight == 0.5
+    assert run.training.optimizer.learning_rate == 1e-6
+    assert run.data.loader.sequence_length == 2048
+    assert (run.chat.layout.answers, run.data.sources[0].too_long) == ("tree", "drop")
+
+
+def test_grpo_of_trl_is_a_round(tmp_path: Path) -> None:
+    given = {
+        **TRL, "num_generations": 4, "max_completion_length": 100, "loss_type": "cispo",
+        "epsilon_high": 5.0, "beta": 0.04, "scale_rewards": False, "max_steps": 7, "top_p": 0.9,
+        "mask_truncated_completions": True, "learning_rate": 1e-5,
+    }  # fmt: skip
+    found = translate(tmp_path, json.dumps(given), "grpo.json")
+    run = loaded(tmp_path, found)
+    policy = run.training.policy
+    assert (policy.kind, policy.clip_low, policy.clip_high) == ("cispo", 1.0, 4.0)
+    assert (policy.kl, policy.scale, policy.truncated) == (0.04, "none", "mask")
+    assert (run.data.loader.rows_per_step, run.data.loader.sequence_length) == (2, 1424)
+    assert found.commands[0].startswith("penstock rollouts org/base prompts.jsonl --reward")
+    assert "--samples 4 --max-tokens 100" in found.commands[0]
+    assert fates(found)["top_p"] == {"unsupported"}
+    assert fates(found)["max_steps"] == {"differs"}
+
+
+def test_llama_factory_with_its_datasets(tmp_path: Path) -> None:
+    (tmp_path / "dataset_info.json").write_text(
+        json.dumps(
+            {
+                "mine": {
+                    "file_name": "mine.jsonl", "columns": {"prompt": "ask", "response": "say"},
+                },
+                "chats": {
+                    "hf_hub_url": "org/chats", "formatting": "sharegpt", "colour": "red",
+                    "columns": {"messages": "turns", "system": "sys"}, "tags": {"role_tag": "who"},
+                },
+            }
+        )
+    )  # fmt: skip
+    given = {
+        **FACTORY, "stage": "sft", "dataset": "mine, chats", "dataset_dir": ".",
+        "finetuning_type": "lora", "lora_target": "q_proj,v_proj", "quantization_bit": 4,
+        "cutoff_len": 1024, "packing": True, "mask_history": True, "warmup_ratio": 0.1,
+        "lr_scheduler_type": "cosine", "report_to": "none", "val_size": 0.1,
+        "cutof_len": 3,
+    }  # fmt: skip
+    found = translate(tmp_path, given, steps=50)
+    run = loaded(tmp_path, found)
+    assert (run.training.lora.rank, run.training.lora.alpha) == (8, 16)
+    assert (run.training.lora.quantize, run.training.lora.targets) == ("nf4", ("q_proj", "v_proj"))
+    assert (run.data.attention, run.data.loader.packing) == ("row", "best_fit")
+    assert run.training.schedule.warmup_steps == 5
+    assert run.chat.mask_settings.mask_history
+    first, second = (shlex.split(line) for line in found.commands[:2])
+    assert "fields={instruction: ask, output: say}" in first
+    assert second[2] == "hf://datasets/org/chats"
+    assert "message_property_mappings={content: value, role: who}" in second
+    known = fates(found)
+    assert known["neat_packing"] == known["template"] == {"decide"}
+    assert known["cutof_len"] == known["dataset_info.chats.colour"] == {"unknown"}
+    assert "did you mean cutoff_len?" in found.text("their.yaml")
+
+
+def test_text_of_llama_factory_is_cut_at_rows(tmp_path: Path) -> None:
+    given = {**FACTORY, "stage": "pt", "finetuning_type": "full", "dataset_dir": "nowhere"}
+    found = translate(tmp_path, given)
+    run = loaded(tmp_path, found)
+    assert (run.data.loader.packing, run.data.attention, run.chat) == ("concat", "row", None)
+    assert "decide" in fates(found)["dataset"]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"pref_ftx": 0.1}, {"kind": "dpo", "beta": 0.1, "sft_weight": 0.1}),
+        ({"pref_loss": "ipo", "pref_beta": 0.3}, {"kind": "ipo", "beta": 0.3}),
+        ({"pref_loss": "orpo"}, {"kind": "orpo", "beta": 0.1, "sft_weight": 1.0}),
+        ({"pref_loss": "simpo", "simpo_gamma": 1.4}, {"gamma": 1.4, "sft_weight": 0.0}),
+        ({"dpo_label_smoothing": 0.1}, {"kind": "cdpo", "label_smoothing": 0.1}),
+        ({"stage": "kto"}, {"kind": "kto"}),
+    ],
+)
+def test_preferences_of_llama_factory(
+    tmp_path: Path, more: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    given = {**FACTORY, "stage": "dpo", "finetuning_type": "full", **more}
+    settings = loaded(tmp_path, translate(tmp_path, given)).training.preference
+    assert {name: getattr(settings, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": 1}, "expected a configuration of axolotl .* TRL .* or LLaMA-Factory"),
+        ({"model_name_or_path": "m"}, "dataset_name or datasets is missing"),
+        ({**TRL, "per_device_train_batch_size": 1.5}, "per_device_train_batch_size is 1.5"),
+        ({**FACTORY, "stage": "ppo"}, "stage: ppo is not translated"),
+        ({"model_name_or_path": "m", "stage": "sft"}, "dataset is missing"),
+        ("trl sft --model_name_or_path $MODEL", r"\$MODEL: write the value"),
+        ("a --config x\nb --config y", "2 command lines"),
+    ],
+)
+def test_what_cannot_be_translated_is_refused(tmp_path: Path, given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        translate(tmp_path, given)
+    with pytest.raises(ConfigError, match="expected one of axolotl, trl"):
+        translate(tmp_path, TRL, library="verl")
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a small model of transformers and its tokenizer."""
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    monkeypatch.chdir(tmp_path)
+    tokenizer = tiny_tokenizer(tmp_path / "base", make_texts(300), 400, CHAT_CONTROLS)
+    config = LlamaConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").write_text(CHATML)
+    return tmp_path
+
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ROWS = "per_device_train_batch_size: 2\nmax_steps: 2\nmodel_name_or_path: base\n"
+INFO = {
+    "chats": {
+        "file_name": "records.jsonl", "formatting": "sharegpt",
+        "columns": {"messages": "turns"}, "tags": {"role_tag": "who"},
+    },
+    "pairs": {
+        "file_name": "records.jsonl", "ranking": True,
+        "columns": {"prompt": "ask", "query": "more", "chosen": "good", "rejected": "bad"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "record", "model"),
+    [
+        (
+            (
+                f"{ROWS}dataset_name: records.jsonl\nmax_length: 128\npacking: true\nbf16: true\n"
+                "assistant_only_loss: true\n"
+            ),
+            lambda a, b, c: {
+                "messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]
+            },
+            "from:base",
+        ),
+        (
+            f"{ROWS}dataset_name: records.jsonl\nmax_length: 256\nbeta: 0.2\n",
+            lambda a, b, c: {"prompt": a, "chosen": b, "rejected": c},
+            "from:base",
+        ),
+        (
+            (
+                f"{ROWS}stage: sft\ndataset: chats\ndataset_dir: .\ncutoff_len: 256\n"
+                "finetuning_type: lora\nneat_packing: true\ntemplate: chatml\n"
+            ),
+            lambda a, b, c: {"turns": [{"who": "human", "value": a}, {"who": "gpt", "value": b}]},
+            "hf:base",
+        ),
+        (
+            (
+                f"{ROWS}stage: dpo\ndataset: pairs\ndataset_dir: .\ncutoff_len: 256\n"
+                "finetuning_type: full\npref_loss: orpo\ntemplate: chatml\n"
+            ),
+            lambda a, b, c: {"ask": a, "more": c, "good": b, "bad": c},
+            "from:base",
+        ),
+    ],
+    ids=["trl-sft", "trl-dpo", "factory-sft", "factory-dpo"],
+)
+def test_the_whole_way_to_a_dry_run(desk: Path, text: str, record: Any, model: str) -> None:
+    if "lora" in text:
+        pytest.importorskip("peft")
+    texts = (make_texts(30, seed) for seed in (1, 2, 3))
+    write_json_lines(desk / "records.jsonl", (record(*one) for one in zip(*texts, strict=True)))
+    (desk / "dataset_info.json").write_text(json.dumps(INFO))
+    (desk / "their.yaml").write_text(text)
+    shown = call_penstock("import-config", "their.yaml").stdout.splitlines()
+    made = yaml.safe_load((desk / "run.yaml").read_text())
+    assert made["model"] == model
+    for line in [line for line in shown if line.startswith("penstock")][:2]:
+        assert call_penstock(*shlex.split(line)[1:]).exit_code == 0, line
