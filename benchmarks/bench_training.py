@@ -50,6 +50,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from penstock.models.trained_products import product
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import penstock as ps
@@ -61,7 +62,6 @@ from penstock.learn.training.losses import loss
 from penstock.models import ModelSettings
 from penstock.models.building import build_model
 from penstock.models.exporting import export
-from penstock.models.trained_products import product
 from penstock.use.config import load_run
 from penstock.use.config.run_file import resolved_text
 from penstock.use.config.training import make_trainer

@@ -43,7 +43,7 @@ _SETTINGS = "data.prepare.settings.PrepareSettings"
             "output",
             source=Option(argument=True, metavar="SOURCE", repeated=True, help=SOURCES),
         ),
-        options(_SETTINGS, "format"),
+        options(_SETTINGS, "format", "subset", "split"),
         FIELDS,
         options(
             "data.sources.records.Fields",
