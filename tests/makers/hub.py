@@ -1,5 +1,5 @@
-"""A Hugging Face Hub of datasets in memory, on this machine: as much of its API as its own client asks
-for when it lists, reads and writes.
+"""A Hugging Face Hub of datasets in memory, on this machine: as much of its API as its
+own client asks for when it lists, reads and writes.
 """
 
 import base64
@@ -10,6 +10,8 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
+
+import yaml
 
 COMMIT = "2" * 40
 
@@ -70,6 +72,10 @@ class Hub:
         """Status, headers and body (bytes or JSON) of a request."""
         if path == "/api/repos/create":
             return self._create(json.loads(given))
+        if path == "/api/validate-yaml":
+            front = json.loads(given)["content"].split("---\n")[1]
+            assert isinstance(yaml.safe_load(front), dict)
+            return 200, {}, {"errors": [], "warnings": []}
         found = re.fullmatch(
             r"/(?P<api>api/)?datasets/(?P<repo>[^/]+/[^/]+)(?:/(?P<verb>[a-z-]+)"
             r"(?:/(?P<revision>refs/convert/\w+|[^/]+)(?:/(?P<path>.*))?)?)?",

@@ -21,7 +21,7 @@ from penstock.data.sources.arrow_files import find_saved
 from penstock.data.sources.compression import COMPRESSIONS, PACKED
 from penstock.data.sources.files import SourceFile, open_stream, read_head
 from penstock.data.sources.finding import find_files
-from penstock.data.sources.hub_datasets import CARD, Choice, choose_files, is_whole, name_in
+from penstock.data.sources.hub_datasets import Choice, choose_files
 from penstock.data.sources.signatures import (
     HEAD_BYTES,
     PAGE,
@@ -33,6 +33,7 @@ from penstock.data.sources.signatures import (
     refuse_content,
 )
 from penstock.data.sources.tar_files import IMAGES
+from penstock.data.stores.hub import CARD, is_whole, name_in
 from penstock.data.stores.remote_files import Unreadable
 
 EXTENSIONS = {

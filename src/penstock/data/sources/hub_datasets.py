@@ -15,9 +15,8 @@ from typing import Any, final
 
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.yaml_files import parse_yaml
+from penstock.data.stores.hub import CARD
 
-CARD = "README.md"
-_WHOLE = re.compile(r"hf://datasets/[^/@*?[]+/[^/@*?[]+(?:@(?:refs/(?:convert|pr)/[^/]+|[^/]+))?/?")
 _SHARD = re.compile(r"data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 _WORDS = {
     "train": ("train", "training"),
@@ -44,19 +43,6 @@ class Choice:
     """None: the default one, or the only one."""
     split: str | None = None
     """None: `train`, or the only one."""
-
-
-def is_whole(url: str) -> bool:
-    """Whether a URL names a whole dataset on the Hub, at a revision or not, and no file or folder
-    in it.
-    """
-    return _WHOLE.fullmatch(url) is not None
-
-
-def name_in(url: str) -> str:
-    """The path of a file in its dataset, by its URL."""
-    found = _WHOLE.match(url)
-    return url[found.end() :] if found else url
 
 
 def choose_files(
