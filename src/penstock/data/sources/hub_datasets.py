@@ -89,10 +89,10 @@ def choose_files(
 
 def _subsets(card: str, where: str) -> dict[str, dict[str, Any]]:
     """Name → settings of each subset that the card's YAML names."""
-    found = re.match(r"\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", card, re.DOTALL)
+    found = re.match(r"---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", card, re.DOTALL)
     if found is None:
         return {}
-    _, value = parse_yaml(found[1], f"{where}/{CARD}")
+    _, value = parse_yaml(f"\n{found[1]}", f"{where}/{CARD}")  # lines count from ---
     configs = value.get("configs") if isinstance(value, dict) else None
     if not configs:
         return {}
