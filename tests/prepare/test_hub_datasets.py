@@ -188,6 +188,11 @@ def refusal(name, work, *given, **options):
         out[name] = str(error)
 
 
+def upload(name, content, repository="me/chats"):
+    HfApi().upload_file(path_or_fileobj=content, path_in_repo=name, repo_id=repository,
+                        repo_type="dataset")
+
+
 chats = {"template": f"{folder}/calls.jinja"}
 prepared("url", "hf://datasets/owner/chats", **chats)
 stream = datasets.load_dataset("owner/chats", "tools", split="train", streaming=True)
@@ -195,6 +200,13 @@ prepared("streamed", stream, **chats)
 prepared("slice", datasets.load_dataset("owner/chats", "tools", split="train[:50%]"), **chats)
 prepared("rest", "hf://datasets/owner/chats", split="test", **chats)
 prepared("glob", "hf://datasets/owner/chats@main/tools/*.parquet", **chats)
+lines = "hf://datasets/owner/words/data/train.jsonl"
+for size in None, 20:
+    parts = ps.sources.open_sources(lines, part_bytes=size)
+    out[f"words {size}"] = [list(ps.sources.read_texts(parts)), parts[0].files]
+prepared("before", "hf://datasets/owner/words")
+upload("data/train.jsonl", b'{"text": "FROM THE HUB"}\\n{"text": "AND MORE"}\\n', "owner/words")
+prepared("after", "hf://datasets/owner/words", output=f"{folder}/before")
 refusal("open", ps.prepare, "hf://datasets/owner/chats", tokenizer=f"{folder}/tokenizer",
         output=f"{folder}/x", split="other", progress=False, **chats)
 refusal("absent", ps.sources.open_sources, "hf://datasets/owner/absent")
@@ -204,11 +216,6 @@ out["copied"] = [copy(f"{folder}/url", pushed), copy(f"{folder}/url", pushed)]
 copy(pushed, f"{folder}/pulled")
 out["pulled"] = ps.shards.verify(f"{folder}/pulled").sound
 prepared("straight", "hf://datasets/owner/chats", output="hf://datasets/me/straight", **chats)
-
-
-def upload(name, content):
-    HfApi().upload_file(path_or_fileobj=content, path_in_repo=name, repo_id="me/chats",
-                        repo_type="dataset")
 
 
 upload("README.md", b"# My own words")
@@ -257,7 +264,8 @@ def test_reading_pushing_and_pulling(tmp_path, chat_tokenizer):
         "tools/a.parquet": parquet(train),
         "tools/b.parquet": parquet([chat(3, a="z", b="w")]),
     }
-    hub = Hub({"owner/chats": files})
+    words = b'{"text": "from the hub"}\n{"text": "and more"}\n'
+    hub = Hub({"owner/chats": files, "owner/words": {"data/train.jsonl": words}})
     with hub.served() as environment:
         ran = subprocess.run(
             [sys.executable, "-c", CHILD, str(tmp_path)],
@@ -283,6 +291,13 @@ def test_reading_pushing_and_pulling(tmp_path, chat_tokenizer):
     assert out["open"] == (
         "hf://datasets/owner/chats: has the splits train, test, and no 'other'; choose one of them"
     )
+    for size in None, 20:
+        texts, (named,) = out[f"words {size}"]
+        assert texts == ["from the hub", "and more"]
+        assert named == "hf://datasets/owner/words/data/train.jsonl"
+    # The same size as before, another content.
+    after = "".join(chat_tokenizer.decode(one) for one in out["after"])
+    assert after == "<|bos|>FROM THE HUB<|eos|><|bos|>AND MORE<|eos|>"
     assert out["absent"].startswith("hf://datasets/owner/absent: no such file")
 
     assert out["copied"][1] == 0

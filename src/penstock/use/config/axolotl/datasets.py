@@ -220,7 +220,7 @@ def _source(keys: Keys, path: str, options: list[str]) -> str:
         or Path(path).exists()
         or bool(_FILE.search(path))
     )
-    for name in ("name", "split") if not local and not files else ():
+    for name in ("name", "split") if not local and not files and "/" in path else ():
         chosen = keys.get(name)
         if chosen is not None and not re.search(r"[\[+]", str(chosen)):
             flag = "--subset" if name == "name" else "--split"
