@@ -1,6 +1,7 @@
 """`penstock prepare`: raw text or conversations to a dataset of shards."""
 
 import json
+import os
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -177,6 +178,9 @@ def run(
         return
     if history is not None or append or no_share:
         raise ConfigError("--history, --append and --no-share are for --trajectories")
+    if "transform" in settings:
+        # A command has the folder of its own script here, where `python` has the current one.
+        sys.path.append(os.getcwd())
     prepared = ps.prepare(
         **settings, **_chat(chat, config, chat_config, assignments or []), progress=not quiet
     )
