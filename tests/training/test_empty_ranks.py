@@ -57,7 +57,7 @@ def check(where, found, expected):
     assert [one["step"] for one in found] == [one["step"] for one in expected], where
     for mine, theirs in zip(found, expected, strict=True):
         for figure in theirs:
-            if "second" in figure:
+            if "second" in figure or figure in ("mfu", "peak_memory"):
                 continue
             np.testing.assert_allclose(
                 mine[figure],

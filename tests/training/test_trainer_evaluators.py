@@ -345,7 +345,7 @@ def with_held(data, every, steps=4):
 
 def plain(records):
     """What a run tells without its times."""
-    timed = ("seconds", "wait_seconds", "seconds_left", "tokens_per_second")
+    timed = ("seconds", "wait_seconds", "seconds_left", "tokens_per_second", "mfu", "peak_memory")
     return [
         {name: one for name, one in record.items() if not name.endswith(timed)}
         for record in records

@@ -461,8 +461,8 @@ def _table(
     numbers: tuple[LazyNumbers, LazyNumbers | None] | None,
 ) -> DocumentTable:
     lengths, weight_sums = numbers or (
-        map_numbers(path / LENGTHS, "<u4", (manifest.documents, 2)),
-        map_numbers(path / WEIGHT_SUMS, "<f8", (manifest.documents,))
+        map_numbers(path / LENGTHS, "<u4", (manifest.documents, 2), may_read=True),
+        map_numbers(path / WEIGHT_SUMS, "<f8", (manifest.documents,), may_read=True)
         if manifest.fractional_weights
         else None,
     )
@@ -481,7 +481,7 @@ def _table(
         shard_first_batch=np.cumsum(np.array([0, *batches], np.int64)),
         shard_addresses=addresses,
         shard_bytes=sizes,
-        batches=map_numbers(path / BATCHES, k.BATCH, (sum(batches),)),
+        batches=map_numbers(path / BATCHES, k.BATCH, (sum(batches),), may_read=True),
         offset_bytes=manifest.token_bytes,
         has_checksums=True,
         has_spans=manifest.has_spans,

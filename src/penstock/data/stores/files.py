@@ -106,16 +106,24 @@ def map_file(path: Path) -> Array:
     return np.asarray(found) if found.size else np.empty(0, np.uint8)
 
 
-def map_numbers(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> Array:
-    """Map a file of plain little-endian numbers, or of records of such; one of at most a page is
-    read, as a mapping would take more: of those, a process has only so many.
+def map_numbers(
+    path: Path, dtype: DTypeLike, shape: tuple[int, ...], *, may_read: bool = False
+) -> Array:
+    """Map a file of plain little-endian numbers, or of records of such.
+
+    Args:
+        path: The file.
+        dtype: Of its numbers.
+        shape: Of the array.
+        may_read: A file of at most a page may be read instead, since it does not change any more: a
+            process has only so many mappings.
 
     Raises:
         CorruptionError: The file's size is not that of `shape`, or it is not a regular file.
     """
     expected = math.prod(shape) * np.dtype(dtype).itemsize
     check_size(path, expected)
-    data = map_file(path) if expected > mmap.PAGESIZE else _read_small(path)
+    data = _read_small(path) if may_read and expected <= mmap.PAGESIZE else map_file(path)
     if len(data) != expected:
         raise _wrong_size(path, len(data), expected)
     numbers: Array = data.view(dtype).reshape(shape)

@@ -242,10 +242,15 @@ def _joined(wanted: Sequence[Wanted]) -> Wanted:
     """The units of several steps, in the order in which they are needed first."""
     if len(wanted) == 1:
         return wanted[0]
+    # A step names the holders of the sources that it draws from.
+    of_holder: dict[int, Wanted] = {}
+    for step in wanted:
+        for holder, units in step:
+            of_holder.setdefault(id(holder), []).append((holder, units))
     found: Wanted = []
-    for one in zip(*wanted, strict=True):
-        units, firsts = np.unique(np.concatenate([mine for _, mine in one]), return_index=True)
-        found.append((one[0][0], units[np.argsort(firsts)]))
+    for parts in of_holder.values():
+        units, firsts = np.unique(np.concatenate([mine for _, mine in parts]), return_index=True)
+        found.append((parts[0][0], units[np.argsort(firsts)]))
     return found
 
 
