@@ -73,18 +73,17 @@ def choose_files(
     settings = subsets.get(subset, {}) if subset is not None else {}
     splits = _splits(where, names, settings, suffixes)
     split = _chosen_split(where, splits, choice.split)
-    others = [
-        f"subset{'s' if len(subsets) > 2 else ''} {', '.join(n for n in subsets if n != subset)}"
-        if len(subsets) > 1
-        else "",
-        f"split{'s' if len(splits) > 2 else ''} {', '.join(n for n in splits if n != split)}"
-        if len(splits) > 1
-        else "",
-    ]
+    others = [_others("subset", subsets, subset), _others("split", splits, split)]
     if any(others):
-        what = f"subset {subset}, split {split}" if len(subsets) > 1 else f"split {split}"
-        notice(f"{where}: reading {what}; not read: {'; '.join(filter(None, others))}")
+        chosen = f"split {split}" if subset is None else f"subset {subset}, split {split}"
+        notice(f"{where}: reading {chosen}; not read: {'; '.join(filter(None, others))}")
     return splits[split]
+
+
+def _others(kind: str, names: Iterable[str], chosen: str | None) -> str:
+    """What was not chosen, in words."""
+    left = [name for name in names if name != chosen]
+    return f"{kind}{'s' if len(left) > 1 else ''} {', '.join(left)}" if left else ""
 
 
 def _subsets(card: str, where: str) -> dict[str, dict[str, Any]]:
