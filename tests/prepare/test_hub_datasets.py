@@ -125,6 +125,22 @@ def test_a_card_says_subsets_and_splits():
     assert choose(FILES, default) == ["en/x/c.jsonl"]
 
 
+def test_what_the_hub_has_converted():
+    where = f"{WHERE}@refs/convert/parquet"
+    names = [f"de/{split}/000{n}.parquet" for split in ("train_a", "train_b") for n in range(2)]
+    names += ["en/partial-train/0000.parquet", "README.md"]
+
+    def chosen(**choice):
+        return choose_files(where, names, CARD, Choice(**choice), tuple(EXTENSIONS), len)
+
+    assert chosen(subset="de", split="train_b") == names[2:4]
+    assert chosen(subset="en") == [names[4]]
+    with pytest.raises(ConfigError, match="has the splits train_a, train_b, and none"):
+        chosen(subset="de")
+    with pytest.raises(ConfigError, match="has the subsets de, en; choose one"):
+        chosen()
+
+
 @pytest.mark.parametrize(
     ("names", "card", "choice", "due"),
     [

@@ -30,6 +30,9 @@ _NO_DATA = frozenset(
 )
 _DOCUMENTS = (".md", ".rst")
 
+_CONVERTED = ("@refs/convert/parquet", "@refs%2Fconvert%2Fparquet")
+"""Where the Hub keeps a dataset as Parquet files: SUBSET/SPLIT/0000.parquet."""
+
 Splits = dict[str, list[str]]
 """Split → names of its files, in the order in which they are read."""
 
@@ -68,7 +71,7 @@ def choose_files(
             there.
         RecordError: The subset has no files.
     """
-    subsets = _subsets(card, where)
+    subsets = _converted(names) if where.endswith(_CONVERTED) else _subsets(card, where)
     subset = _chosen_subset(where, subsets, choice.subset)
     settings = subsets.get(subset, {}) if subset is not None else {}
     splits = _splits(where, names, settings, suffixes)
@@ -103,6 +106,16 @@ def _subsets(card: str, where: str) -> dict[str, dict[str, Any]]:
             f"files instead: {where}/*.parquet"
         )
     return {one["config_name"]: one for one in configs if isinstance(one, dict)}
+
+
+def _converted(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The same for files that the Hub has converted; of large datasets it converts a part."""
+    places = sorted({tuple(name.split("/")[:2]) for name in names if name.count("/") == 2})
+    found: dict[str, dict[str, Any]] = {}
+    for subset, folder in places:
+        one = {"split": folder.removeprefix("partial-"), "path": f"{subset}/{folder}/*"}
+        found.setdefault(subset, {"data_files": []})["data_files"].append(one)
+    return found
 
 
 def _chosen_subset(
