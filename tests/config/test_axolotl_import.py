@@ -244,6 +244,21 @@ def test_kinds_of_preferences(
     assert {name: getattr(settings, name) for name in expected} == expected
 
 
+def test_subset_split_and_revision_of_the_hub(tmp_path: Path) -> None:
+    entry = {"path": "org/chats", "name": "de", "split": "extra", "revision": "v2"}
+    found = translate(tmp_path, {**BASE, "datasets": [entry]})
+    words = shlex.split(found.commands[0])
+    assert words[2] == "hf://datasets/org/chats@v2"
+    assert words[words.index("--subset") + 1] == "de"
+    assert words[words.index("--split") + 1] == "extra"
+    assert not {"decide", "unsupported"} & (
+        fates(found)["datasets.0.name"] | fates(found)["datasets.0.split"]
+    )
+    entry["split"] = "train[:5%]"
+    found = translate(tmp_path, {**BASE, "datasets": [entry]})
+    assert fates(found)["datasets.0.split"] == {"decide"}
+
+
 def test_a_prompt_of_the_user_and_plain_text(tmp_path: Path) -> None:
     found = translate(tmp_path, CUSTOM)
     run = loaded(tmp_path, found)

@@ -1,4 +1,6 @@
-"""Each tutorial runs as it stands, from an empty folder, and prints what it says."""
+"""Each tutorial, and the how-to pages that are programs, too, run as they stand, from an empty
+folder, and print what they say.
+"""
 
 import importlib.util
 import re
@@ -9,8 +11,9 @@ import pytest
 
 from makers.pages import models, needs, read_blocks, run_page
 
-TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
-PAGES = sorted(page for page in TUTORIALS.glob("*.md") if page.name != "index.md")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(page for page in (DOCS / "tutorials").glob("*.md") if page.name != "index.md")
+PAGES.append(DOCS / "how-to" / "messy-chats.md")
 
 
 @pytest.mark.slow

@@ -176,7 +176,12 @@ def places(records: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     except (pa.ArrowException, TypeError):
         return ways
     made.save_to_disk(str(folder / "saved"))
-    return ways | {"dataset": made, "dataset rows": list(made), "saved": str(folder / "saved")}
+    return ways | {
+        "dataset": made,
+        "dataset rows": list(made),
+        "streaming": made.to_iterable_dataset(),
+        "saved": str(folder / "saved"),
+    }
 
 
 def objects(source: Any) -> list[dict[str, Any]]:

@@ -1,12 +1,6 @@
-"""A store that cannot be reached, or refuses, is named as that; and datasets of the Hugging Face
-hub are read.
-"""
+"""A store that cannot be reached, or refuses, is named as that."""
 
-import json
-import os
 import socket
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -116,78 +110,3 @@ def test_the_cause_behind_a_missing_file(monkeypatch, cause, due):
     monkeypatch.setattr(MemoryFileSystem, "info", fail)
     with pytest.raises(RecordError, match=due):
         open_sources("memory://a.jsonl")
-
-
-LINES = b'{"text": "from the hub"}\n{"text": "and more"}\n'
-
-
-def hub(handler):
-    """As much of the hub's API as listing and reading a dataset asks for."""
-    path = handler.path.partition("?")[0]
-    entry = {"type": "file", "path": "data/train.jsonl", "size": len(LINES), "oid": "0" * 40}
-    if path.startswith("/api/datasets/owner/words/"):
-        listed = [entry] if "paths-info" not in path or b"train.jsonl" in handler.given else []
-        if path.endswith(("/tree/main", "/tree/main/")):
-            listed = [{"type": "directory", "path": "data", "oid": "1" * 40}]
-            listed += [entry] if "recursive=true" in handler.path.lower() else []
-        elif "paths-info" in path and b"train.jsonl" not in handler.given:
-            listed = [{"type": "directory", "path": "data", "oid": "1" * 40}]
-        return 200, {"Content-Type": "application/json"}, json.dumps(listed).encode()
-    if path == "/api/datasets/owner/words":
-        body = {
-            "id": "owner/words",
-            "sha": "2" * 40,
-            "siblings": [{"rfilename": "data/train.jsonl"}],
-        }
-        return 200, {"Content-Type": "application/json"}, json.dumps(body).encode()
-    if path.startswith("/datasets/owner/words/resolve/main/"):
-        headers = {"ETag": '"3"', "X-Repo-Commit": "2" * 40, "Accept-Ranges": "bytes"}
-        asked = handler.headers.get("Range")
-        if asked:
-            begin, _, end = asked.removeprefix("bytes=").partition("-")
-            data = LINES[int(begin) : int(end) + 1 if end else None]
-            headers["Content-Range"] = f"bytes {begin}-{int(begin) + len(data) - 1}/{len(LINES)}"
-            return 206, headers, data
-        return 200, headers, LINES
-    return 404, {"X-Error-Code": "RepoNotFound"}, b""
-
-
-READ = """
-import sys
-from penstock.core.errors import RecordError
-from penstock.data.sources import open_sources, read_texts
-spec = "hf://datasets/owner/words/data/train.jsonl"
-for options in ({}, {"part_bytes": 20}):
-    print(list(read_texts(open_sources(spec, **options))), [part.files for part in open_sources(spec)])
-try:
-    open_sources("hf://datasets/owner/absent/a.jsonl")
-except RecordError as error:
-    print(error)
-"""  # noqa: E501
-
-
-def test_a_dataset_of_the_hub(tmp_path):
-    """In a process of its own: the hub's package reads the address of the hub when it is
-    imported.
-    """
-    pytest.importorskip("huggingface_hub")
-    with serving(hub) as url:
-        environment = {
-            **os.environ,
-            "HF_ENDPOINT": url,
-            "HF_HOME": str(tmp_path),
-            "NO_PROXY": "127.0.0.1",
-        }
-        environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
-        found = subprocess.run(
-            [sys.executable, "-c", READ], capture_output=True, text=True, env=environment
-        )
-    assert found.returncode == 0, found.stderr[-2000:]
-    *read, refused = found.stdout.splitlines()
-    assert (
-        read
-        == ["['from the hub', 'and more'] [('hf://datasets/owner/words/data/train.jsonl',)]"] * 2
-    )
-    assert refused.startswith(
-        "hf://datasets/owner/absent/a.jsonl: no such file, and no file matches it"
-    )

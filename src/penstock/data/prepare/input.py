@@ -13,6 +13,7 @@ from penstock.data.prepare.settings import PrepareSettings
 from penstock.data.reports.report import describe_changes
 from penstock.data.sources import Part, open_records, open_sources
 from penstock.data.sources.formats import list_files
+from penstock.data.sources.hub_datasets import Choice
 
 Paths = str | os.PathLike[str]
 
@@ -29,9 +30,12 @@ def open_parts(
             separator=settings.separator,
             delimiter=settings.delimiter,
             part_bytes=settings.part_bytes,
+            subset=settings.subset,
+            split=settings.split,
             notice=say if progress else None,
             damaged=settings.on_damage([]),
         )
+    settings.refuse_choice()
     return open_records(source, fields=settings.fields, part_bytes=settings.part_bytes)
 
 
@@ -77,7 +81,8 @@ def refuse_changes(plan: JsonObject, source: object, settings: PrepareSettings) 
     again = "run it again: unchanged parts are kept"
     try:
         paths = paths_of(source) or ()
-        listed = [file for path in paths for file in list_files(path, settings.format)]
+        choice = Choice(settings.subset, settings.split)
+        listed = [file for path in paths for file in list_files(path, settings.format, choice)]
         if {file.key: file.version for file in listed} == plan["files"]:
             return  # the same files give the same parts; looking at each again takes much longer
         now = identity_of(open_parts(source, settings, False))

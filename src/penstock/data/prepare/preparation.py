@@ -86,8 +86,9 @@ def prepare(
     stays complete until then.
 
     Args:
-        source: Paths, folders, globs, URLs, one or several; an iterator of texts or of dicts; a
-            `datasets.Dataset`, or a table of Arrow, polars or pandas.
+        source: Paths, folders, globs, URLs, one or several; `hf://datasets/OWNER/NAME`; an iterator
+            of texts or of dicts; a `datasets.Dataset` (also streaming), or a table of Arrow, polars
+            or pandas.
         tokenizer: A tokenizer; or a tokenizer.json, .model or .tiktoken, a folder, or a name on the
             hub.
         output: Folder for the result: new, empty, or with an earlier run of this preparation. With

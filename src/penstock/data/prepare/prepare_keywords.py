@@ -82,6 +82,8 @@ class PrepareOptions(ChatKeywords, total=False):
     format: Format | None
     separator: str | None
     delimiter: str | None
+    subset: str | None
+    split: str | None
     part_bytes: int | None
     add_bos: Choice
     add_eos: Choice

@@ -46,6 +46,14 @@ class PrepareSettings:
     delimiter: str | None = None
     """CSV and TSV: the character between cells; None: a tab in TSV, else a comma."""
 
+    subset: str | None = None
+    """Of `hf://datasets/OWNER/NAME`: which of its subsets (configs). None: the default one, or the
+    only one.
+    """
+
+    split: str | None = None
+    """Of `hf://datasets/OWNER/NAME`: which split. None: `train`, or the only one."""
+
     part_bytes: int | None = None
     """Approximate raw bytes of a part; each part becomes a shard. None: 64 MiB, more for
     terabytes.
@@ -139,6 +147,14 @@ class PrepareSettings:
         object.__setattr__(self, "fields", Fields(whole=True))
         if self.part_bytes is None:
             object.__setattr__(self, "part_bytes", CHAT_PART_BYTES)
+
+    def refuse_choice(self) -> None:
+        """Raise if files are chosen by subset or split, and the source has no files."""
+        if self.subset is not None or self.split is not None:
+            raise ConfigError(
+                "subset and split choose the files of hf://datasets/OWNER/NAME; records from "
+                "Python are read as they come: leave them out"
+            )
 
     @property
     def reject_count(self) -> int | None:

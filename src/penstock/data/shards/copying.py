@@ -7,6 +7,7 @@ folder, their checksums do.
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import threading
@@ -21,6 +22,7 @@ from typing import Any, final
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.core.folders import is_url, local_path
 from penstock.core.terminal import Progress
+from penstock.data.shards.cards import may_replace, write_card
 from penstock.data.shards.format.images import PROCESSOR_FILES, PROCESSOR_FOLDER
 from penstock.data.shards.format.manifest import (
     MANIFEST,
@@ -30,6 +32,7 @@ from penstock.data.shards.format.manifest import (
 )
 from penstock.data.stores.daemons import DaemonPool, result_of
 from penstock.data.stores.files import checksum, map_file, output_errors, sync, write_file
+from penstock.data.stores.hub import CARD, is_whole, make_repository
 from penstock.data.stores.store import RefusedError, Store, StoredFile
 from penstock.data.stores.transfer import fetch_file, temporary_folder
 
@@ -41,6 +44,8 @@ NOTE = "copying.json"
 NOTE_SECONDS = 5.0
 """How often it is written: a copy that is killed does at most so much again."""
 _TOGETHER = 4
+
+_log = logging.getLogger("penstock.shards")
 
 
 @final
@@ -73,6 +78,9 @@ def copy_dataset(
 
     If it was interrupted, the same call goes on: files that are there already are not copied again.
 
+    On the Hub (`hf://datasets/OWNER/NAME`), a repository that is not there is made, private, and
+    gets a card; a card that somebody wrote stays.
+
     Args:
         source: A dataset's folder, or its URL.
         output: A new folder, or a URL; or one with an interrupted copy of the same dataset.
@@ -94,6 +102,7 @@ def copy_dataset(
     if origin.where("") == goal.where(""):
         raise ConfigError(f"{goal.where('')}: source and target are the same")
     manifests = _manifests(origin)
+    goal.begin()
     listed = {**origin.listing(manifests), **stored}
     is_finished = True
     for name, content in manifests.items():
@@ -119,12 +128,30 @@ def copy_dataset(
         "copying", total=sum(one.size or 0 for one in files), unit="B", enabled=progress
     ) as bar:
         copied = _copy_files(origin, goal, files, digest, bar, check, is_finished)
+    copied += _write_card(origin, goal, manifests)
     if copied or not is_finished:
         for name, content in sorted(manifests.items(), reverse=True):
             goal.write_bytes(name, content)
             copied += len(content)
         goal.remove(NOTE)
     return copied
+
+
+def _write_card(origin: "_Place", goal: "_Place", manifests: Mapping[str, bytes]) -> int:
+    """Write the card of datasets that fill a repository of the Hub, and return its bytes."""
+    if not is_whole(goal.where("")):
+        return 0
+    card, found = (
+        write_card(goal.where(""), manifests, origin.read_if_there),
+        goal.read_if_there(CARD),
+    )
+    if found == card:
+        return 0
+    if not may_replace(found):
+        _log.warning("%s: somebody wrote this card, so it stays as it is", goal.where(CARD))
+        return 0
+    goal.write_bytes(CARD, card)
+    return len(card)
 
 
 def _copy_files(
@@ -228,6 +255,9 @@ class _Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    def begin(self) -> None:
+        """Nothing is made before the first file."""
+
     def where(self, name: str) -> str:
         return str(self._path / name) if name else str(self._path.resolve())
 
@@ -288,6 +318,9 @@ class _Remote:
         self._noted: dict[str, list[Any]] = {}
         self._digest, self._written = "", time.monotonic()
         self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        make_repository(self._store.url)
 
     def where(self, name: str) -> str:
         return self._store.where(name)

@@ -21,6 +21,7 @@ from penstock.data.sources.arrow_files import find_saved
 from penstock.data.sources.compression import COMPRESSIONS, PACKED
 from penstock.data.sources.files import SourceFile, open_stream, read_head
 from penstock.data.sources.finding import find_files
+from penstock.data.sources.hub_datasets import Choice, choose_files
 from penstock.data.sources.signatures import (
     HEAD_BYTES,
     PAGE,
@@ -32,6 +33,7 @@ from penstock.data.sources.signatures import (
     refuse_content,
 )
 from penstock.data.sources.tar_files import IMAGES
+from penstock.data.stores.hub import CARD, is_whole, name_in
 from penstock.data.stores.remote_files import Unreadable
 
 EXTENSIONS = {
@@ -53,6 +55,9 @@ _LINES = ("jsonl", "text", "csv", "tsv")
 _BINARY = ("parquet", "arrow", "webdataset")
 """Formats that no text is in."""
 
+_CARD_BYTES = 1 << 20
+"""The most that is read of a dataset's README.md on the Hub; its settings stand at the top."""
+
 Notice = Callable[[str], None]
 Found = tuple[SourceFile, str, str]
 """A file, its format (empty: unknown), and what its name does not say of it, in words (empty:
@@ -61,7 +66,10 @@ nothing).
 
 
 def with_formats(
-    specs: Sequence[str | os.PathLike[str]], format: str | None, notice: Notice
+    specs: Sequence[str | os.PathLike[str]],
+    format: str | None,
+    notice: Notice,
+    choice: Choice = Choice(),  # noqa: B008  (it is frozen)
 ) -> list[tuple[SourceFile, str]]:
     """The files that users name, each with its format.
 
@@ -69,13 +77,19 @@ def with_formats(
         specs: Paths, folders, globs or URLs.
         format: One of `FORMATS`; None: by names and first bytes.
         notice: Called with a message about files that are skipped, and about wrong names.
+        choice: What to read of whole datasets on the Hub.
 
     Raises:
         RecordError: There is no such file.
         ConfigError: The format of a file is unknown or not read, or its content contradicts
-            `format`.
+            `format`; a dataset on the Hub has several subsets or splits, and none is chosen.
     """
-    found = [one for spec in specs for one in _found_at(spec, format, notice)]
+    if choice != Choice() and not any(is_whole(os.fspath(spec)) for spec in specs):
+        raise ConfigError(
+            "subset and split choose the files of a whole dataset on the Hub, such as "
+            "hf://datasets/OWNER/NAME, and no source is one; leave them out"
+        )
+    found = [one for spec in specs for one in _found_at(spec, format, notice, choice)]
     remarks: dict[str, list[str]] = {}
     for file, _, remark in found:
         if remark:
@@ -86,20 +100,43 @@ def with_formats(
     return [(file, kind) for file, kind, _ in found]
 
 
-def list_files(spec: str | os.PathLike[str], format: str | None) -> list[SourceFile]:
+def list_files(
+    spec: str | os.PathLike[str],
+    format: str | None,
+    choice: Choice = Choice(),  # noqa: B008  (it is frozen)
+) -> list[SourceFile]:
     """All files at a place, as they are now; none of them is opened.
 
     Raises:
         RecordError: There is none.
     """
-    return _saved_at(spec, format) or find_files(spec)
+    return _saved_at(spec, format) or _chosen_at(spec, format, lambda _: None, choice)
+
+
+def _chosen_at(
+    spec: str | os.PathLike[str], format: str | None, notice: Notice, choice: Choice
+) -> list[SourceFile]:
+    """All files at a place; of a whole dataset on the Hub, those of the chosen subset and split."""
+    files = find_files(spec)
+    where = os.fspath(spec).rstrip("/")
+    if not is_whole(where):
+        return files
+    by_name = {name_in(file.path): file for file in files}
+    card = read_head(by_name[CARD], _CARD_BYTES) if CARD in by_name else b""
+    suffixes = EXTENSIONS if format is None else None
+    names = choose_files(
+        where, list(by_name), card.decode("utf-8-sig", "replace"), choice, suffixes, notice
+    )
+    return [by_name[name] for name in names]
 
 
 def _saved_at(spec: str | os.PathLike[str], format: str | None) -> list[SourceFile] | None:
     return find_saved(spec) if format in (None, "arrow") else None
 
 
-def _found_at(spec: str | os.PathLike[str], format: str | None, notice: Notice) -> Iterator[Found]:
+def _found_at(
+    spec: str | os.PathLike[str], format: str | None, notice: Notice, choice: Choice
+) -> Iterator[Found]:
     saved = _saved_at(spec, format)
     if saved is not None:
         yield from ((file, "arrow", "") for file in saved)
@@ -108,7 +145,7 @@ def _found_at(spec: str | os.PathLike[str], format: str | None, notice: Notice) 
     in_folder = (
         not glob.has_magic(text) if "://" in text else os.path.isdir(os.path.expanduser(text))
     )
-    files = find_files(spec)
+    files = _chosen_at(spec, format, notice, choice)
     by_name = [EXTENSIONS.get(file.suffixes[0], "") for file in files]
     # A folder with files of known names may hold others about them, which are no input.
     skips = in_folder and any(by_name) and format is None

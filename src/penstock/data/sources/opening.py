@@ -16,6 +16,7 @@ from penstock.data.sources.csv_files import cut_csv
 from penstock.data.sources.files import Extent, SourceFile
 from penstock.data.sources.finding import named_apart, refuse_twice
 from penstock.data.sources.formats import FORMATS, check_delimiter, with_formats
+from penstock.data.sources.hub_datasets import Choice
 from penstock.data.sources.image_folders import cut_image_folders
 from penstock.data.sources.json_files import (
     JsonlPart,
@@ -88,6 +89,8 @@ def open_sources(
     separator: str | None = None,
     delimiter: str | None = None,
     part_bytes: int | None = None,
+    subset: str | None = None,
+    split: str | None = None,
     notice: Callable[[str], None] | None = None,
     damaged: OnDamage = stop_at_damage,
 ) -> list[Part]:
@@ -100,6 +103,9 @@ def open_sources(
         separator: Plain text only: the text between documents. None: each file is one document.
         delimiter: CSV and TSV only: the character between cells. None: a tab in TSV, else a comma.
         part_bytes: Approximate raw bytes of a part; None: 64 MiB, more for terabytes.
+        subset: Of `hf://datasets/OWNER/NAME`: which of its subsets (configs); None: the default
+            one, or the only one.
+        split: Of `hf://datasets/OWNER/NAME`: which split; None: `train`, or the only one.
         notice: Called with a message about files of a folder that are skipped, and about wrong
             names.
         damaged: Called for a file that cannot be cut into parts; if it returns, the file becomes
@@ -119,7 +125,7 @@ def open_sources(
     listed = [specs] if isinstance(specs, (str, os.PathLike)) else list(specs)
     if not listed:
         raise RecordError("no source is given; expected: at least one path, folder, glob or URL")
-    files = with_formats(listed, format, notice or (lambda _: None))
+    files = with_formats(listed, format, notice or (lambda _: None), Choice(subset, split))
     refuse_twice(file for file, _ in files)
     named = named_apart([file for file, _ in files])
     files = [(file, kind) for file, (_, kind) in zip(named, files, strict=True)]

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-STAMPS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
+STAMPS = (
+    *("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created"),
+    *("blob_id", "commit_hash"),  # of the Hub
+)
 """Names that stores give to the value that changes with the content, best first.
 
 fsspec's own `ukey` hashes everything that a store reports about a file; a listing reports more than

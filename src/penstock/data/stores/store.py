@@ -53,7 +53,6 @@ at a time.
 
 Result = TypeVar("Result")
 
-_STAMPS = (*STAMPS, "blob_id", "commit_hash")
 _CHANGED, _FORBIDDEN = {409, 412}, {*REFUSED, 405}
 _LOOK_UPS = 32
 """Files that are looked up at the same time."""
@@ -433,5 +432,5 @@ def _shown(error: BaseException, *locations: str) -> str:
 
 def _stored(entry: JsonObject) -> StoredFile:
     size = entry.get("size")
-    stamp = next((str(entry[name]) for name in _STAMPS if entry.get(name)), "")
+    stamp = next((str(entry[name]) for name in STAMPS if entry.get(name)), "")
     return StoredFile(size=None if size is None else int(size), stamp=stamp)

@@ -24,6 +24,7 @@ def run(*, settings: Given, quiet: Quiet = False) -> None:
 
     Example:
         penstock copy data/chats backup/chats
+        penstock copy data/chats hf://datasets/me/chats
     """
     copied = ps.shards.copy_dataset(**settings, progress=not quiet)
     print(f"{short_number(copied)}B copied to {visible(shown_url(settings['output']))}")

@@ -30,7 +30,7 @@ def unescape(text: str) -> str:
     return re.sub(r"\\.", lambda found: ESCAPES[found[0]], text)
 
 
-SOURCES = "Files, folders, globs (quoted) or URLs such as s3://…."
+SOURCES = "Files, folders, globs (quoted) or URLs such as s3://… and hf://datasets/OWNER/NAME."
 ESCAPED = Option(read=unescape)
 MODEL = options("use.runs.run.open_run", path=Option(keyword="model", argument=True, metavar="RUN"))
 OPENING = options("use.runs.opening.load_opened", "context_length", "device", "threads")

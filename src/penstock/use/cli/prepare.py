@@ -1,6 +1,7 @@
 """`penstock prepare`: raw text or conversations to a dataset of shards."""
 
 import json
+import os
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -43,7 +44,7 @@ _SETTINGS = "data.prepare.settings.PrepareSettings"
             "output",
             source=Option(argument=True, metavar="SOURCE", repeated=True, help=SOURCES),
         ),
-        options(_SETTINGS, "format"),
+        options(_SETTINGS, "format", "subset", "split"),
         FIELDS,
         options(
             "data.sources.records.Fields",
@@ -177,6 +178,9 @@ def run(
         return
     if history is not None or append or no_share:
         raise ConfigError("--history, --append and --no-share are for --trajectories")
+    if "transform" in settings:
+        # A command has the folder of its own script here, where `python` has the current one.
+        sys.path.append(os.getcwd())
     prepared = ps.prepare(
         **settings, **_chat(chat, config, chat_config, assignments or []), progress=not quiet
     )

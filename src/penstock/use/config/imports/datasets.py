@@ -94,13 +94,8 @@ NO_EFFECT = {
     "preprocess_shards": "files are prepared in parts anyway",
 }
 UNSUPPORTED = {
-    "name": (
-        "a Hub dataset's configuration cannot be chosen by name: give its files (data_files, or "
-        "edit the command)"
-    ),
-    "revision": (
-        "a Hub dataset is read at its newest state: download the revision and give its files"
-    ),
+    "name": "only whole datasets on the Hub have subsets: name the files of this one",
+    "revision": "only datasets on the Hub have revisions",
     "input_transform": "give a function of your own: penstock prepare --transform module:function",
     "shards": "give part of the files instead",
     "shards_idx": "give part of the files instead",
@@ -172,7 +167,7 @@ def read_dataset(keys: Keys, general: Keys, taken: set[str], *, excess: str) -> 
     if not path:
         raise ConfigError(f"{keys.file}: {keys.where}path is missing; it is required")
     prepared = Prepared(_name(shown_url(path), taken), "", excess)
-    prepared.source = _source(keys, path)
+    prepared.source = _source(keys, path, prepared.options)
     ours = f"penstock prepare … -o data/{prepared.name}"
     keys.note("path", "mapped", ours)
     keys.mapped("data_files", ours)
@@ -213,19 +208,27 @@ def _name(path: str, taken: set[str]) -> str:
     return name
 
 
-def _source(keys: Keys, path: str) -> str:
+def _source(keys: Keys, path: str, options: list[str]) -> str:
     """What `penstock prepare` reads: a file, folder or URL; a Hub name becomes
-    hf://datasets/NAME.
+    hf://datasets/NAME, with the options that choose its subset and split.
     """
     files = keys.get("data_files")
     files = [files] if isinstance(files, str) else files
     split = keys.get("split")
+    revision = keys.get("revision")
     local = (
         "://" in path
         or path.startswith((".", "/", "~"))
         or Path(path).exists()
         or bool(_FILE.search(path))
     )
+    for name in ("name", "split") if not local and not files and "/" in path else ():
+        chosen = keys.get(name)
+        if chosen is not None and not re.search(r"[\[+]", str(chosen)):
+            flag = "--subset" if name == "name" else "--split"
+            options += [flag, str(chosen)]
+            keys.mapped(name, flag)
+            split = None if name == "split" else split
     if split is not None and str(split) != "train":
         keys.note(
             "split",
@@ -240,6 +243,9 @@ def _source(keys: Keys, path: str) -> str:
             "all files of the dataset are read; name those of the split, if it has others",
         )
     base = path if local else f"hf://datasets/{path}"
+    if revision is not None and not local:
+        base += f"@{revision}"
+        keys.mapped("revision", base)
     if not files:
         return _shown(keys, base)
     if local and _FILE.search(path):

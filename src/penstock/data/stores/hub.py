@@ -1,0 +1,47 @@
+"""Datasets on the Hugging Face Hub: how URLs name them, and how their repositories are made."""
+
+import re
+
+from penstock.core.errors import StoreError
+from penstock.core.urls import plain_cause, without_secrets
+
+CARD = "README.md"
+"""The page of a repository, its dataset card."""
+_REPOSITORY = re.compile(
+    r"hf://datasets/([^/@*?[]+/[^/@*?[]+)(?:@(?:refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/|$)"
+)
+
+
+def is_whole(url: str) -> bool:
+    """Whether a URL names a whole dataset, at a revision or not, and no file or folder in it."""
+    return _REPOSITORY.fullmatch(url) is not None
+
+
+def name_in(url: str) -> str:
+    """The path of a file in its dataset, by its URL."""
+    found = _REPOSITORY.match(url)
+    return url[found.end() :] if found else url
+
+
+def make_repository(url: str) -> None:
+    """Make the repository that a URL names, private, unless it is there; others decide who sees it.
+
+    Raises:
+        StoreError: It cannot be made.
+    """
+    found = _REPOSITORY.match(url)
+    if found is None:
+        return
+    from huggingface_hub import HfApi
+
+    try:
+        hub = HfApi()
+        if not hub.repo_exists(found[1], repo_type="dataset"):
+            hub.create_repo(found[1], repo_type="dataset", private=True, exist_ok=True)
+    except Exception as error:  # the package has an error tree of its own
+        said = " ".join(without_secrets(str(error), url).split())
+        raise StoreError(
+            f"hf://datasets/{found[1]}: cannot be made: {type(error).__name__}: {said}; "
+            "log in with a token that may write (`hf auth login`, or HF_TOKEN), or make it on the "
+            "site"
+        ) from plain_cause(error, url)
