@@ -385,6 +385,14 @@ def test_a_source_may_end_in_documents_that_are_left_out(tmp_path):
     assert [step.num_tokens for step in islice(endless, 3)] == [27, 27, 27]
 
 
+def test_a_whole_epoch_is_counted_from_the_begin_of_a_document(tmp_path):
+    """The trained tokens are further from both ends than is planned at once."""
+    spans = [[(20_000, 20_200, 1.0)], []]
+    dataset = write_dataset(tmp_path / "d", [[7] * 40_000, []], spans=spans)
+    loader = build(Source(dataset, max_epochs=2, too_long="split"), max_document_tokens=4)
+    assert sum(int((row.targets[0] != -100).sum()) for step in loader for row in step) == 2 * 200
+
+
 def test_damaged_loss_weights_are_named(tmp_path):
     documents, spans = chats()
     write_dataset(tmp_path / "d", documents, spans=spans)

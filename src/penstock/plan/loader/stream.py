@@ -146,7 +146,8 @@ class SourceStream:
             CorruptionError: A document was skipped for a length that it does not have.
             ConfigError: Nothing is left of the documents of a whole epoch.
         """
-        count, first = 0, position
+        # Of a document that is begun, the parts before do not come again until the next epoch.
+        count, first, whole = 0, position, position + (begin > 0)
         while count == 0:
             count, position, begin = self._taken(entries, position, begin)
             if count == 0 or self.untrained is None:
@@ -155,7 +156,7 @@ class SourceStream:
             if (
                 count == 0
                 and first >= self.begin.seen_until
-                and position - first >= min(self.size, self.last)
+                and position - whole >= min(self.size, self.last)
             ):
                 raise self.untrained.refuse(self.size)
         if count and not self.rewriting.is_causal:
