@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from makers.media_files import FILMS, SOUNDS, animation, film, sound, tones, turned_images
 from penstock.core.errors import RecordError
+from penstock.media import sound_files
 from penstock.media.images import ImageSettings, read_picture, read_size
 from penstock.media.sounds import read_sound, sound_size
 from penstock.media.videos import read_frames
@@ -113,3 +114,11 @@ def test_bytes_that_begin_like_a_sound(data, magic):
     pytest.importorskip("soundfile")
     with pytest.raises(RecordError, match="sound"):
         read_sound(magic + data, 16_000, 1 << 20)
+
+
+def test_a_place_before_the_begin_is_the_begin():
+    """libsndfile asks for such places of damaged AIFF files, in a callback that must not raise."""
+    data = sound_files._Bytes(b"0123456789")
+    assert [data.seek(*place) for place in ((3,), (-9, 1), (-1,), (-2, 2), (-99, 2))] == [
+        3, 0, 0, 8, 0,
+    ]  # fmt: skip

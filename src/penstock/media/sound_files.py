@@ -211,6 +211,17 @@ def _plain_wave(data: bytes, places: Places) -> SoundFile | None:
 # All others.
 
 
+@final
+class _Bytes(io.BytesIO):
+    """Bytes of a sound. A damaged one makes libsndfile ask for places before its begin, in a
+    callback from which an exception would be printed and lost: it gets the begin.
+    """
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        begin = {0: 0, 1: self.tell(), 2: len(self.getbuffer())}[whence]
+        return super().seek(max(begin + offset, 0))
+
+
 def open_sound(data: bytes) -> Any:
     """A file that libsndfile reads, as a `soundfile.SoundFile`, to be used within `with`."""
     try:
@@ -220,7 +231,7 @@ def open_sound(data: bytes) -> Any:
     with record_errors(
         f"not a sound that can be read ({len(data):,} bytes that begin {data[:8]!r})"
     ):
-        return soundfile.SoundFile(io.BytesIO(data))
+        return soundfile.SoundFile(_Bytes(data))
 
 
 def _by_libsndfile(data: bytes) -> SoundFile:
