@@ -7,8 +7,8 @@ it, and scaled to the whole; penstock is timed on the whole, start-up included. 
 is measured in one warm process with the memory settings of a worker, in turns with the encoding,
 medians of each. Prints JSON.
 
-With `--files`, the same lines lie in so many files, and in one: whole processes in turns, medians.
-With `--lines`, the memory for so many short lines, and for a tenth of them, in one process.
+With `--files`, the same lines lie in N files, and in one: whole processes in turns, medians.
+With `--lines`, the memory for N short lines, and for a tenth of them, in one process.
 
     python benchmarks/bench_prepare.py --mb 1000 --tokenizer tokenizer.json
     python benchmarks/bench_prepare.py --mb 30 --files 2000 --tokenizer tokenizer.json
@@ -57,8 +57,10 @@ def main() -> None:
     options.add_argument(
         "--repeats", type=int, default=5, help="turns of what is not encoding and what is"
     )
-    options.add_argument("--files", type=int, help="compare so many small files with one")
-    options.add_argument("--lines", type=int, help="measure the memory for so many short lines")
+    options.add_argument("--files", type=int, help="compare this number of small files with one")
+    options.add_argument(
+        "--lines", type=int, help="measure the memory for this number of short lines"
+    )
     chosen = with_json(options).parse_args()
     measure = compare_files if chosen.files else measure_memory if chosen.lines else run
     with tempfile.TemporaryDirectory() as folder:

@@ -6,12 +6,12 @@ import base64
 import hashlib
 import json
 import re
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
 
 import yaml
+
+from makers.web_server import serving
 
 COMMIT = "2" * 40
 
@@ -34,31 +34,14 @@ class Hub:
     def served(self):
         """Serve it; the environment in which the client finds it, in a process of its own."""
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            hub = self
+        def answer(handler):
+            path = unquote(handler.path.partition("?")[0])
+            status, headers, body = self.answer(handler, path, handler.given)
+            if not isinstance(body, bytes):
+                body, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+            return status, headers, body
 
-            def do_GET(self):
-                given = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                path = unquote(self.path.partition("?")[0])
-                status, headers, body = self.hub.answer(self, path, given)
-                if not isinstance(body, bytes):
-                    body, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
-                self.send_response(status)
-                for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(body)
-
-            do_HEAD = do_POST = do_GET  # noqa: N815
-
-            def log_message(self, *_):
-                pass
-
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            self.url = f"http://127.0.0.1:{server.server_port}"
+        with serving(answer) as self.url:
             yield {
                 "HF_ENDPOINT": self.url,
                 "HF_TOKEN": "hf_tests",
@@ -66,7 +49,6 @@ class Hub:
                 "HF_HUB_DISABLE_TELEMETRY": "1",
                 "NO_PROXY": "127.0.0.1",
             }
-            server.shutdown()
 
     def answer(self, handler, path, given):
         """Status, headers and body (bytes or JSON) of a request."""

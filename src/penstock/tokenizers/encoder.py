@@ -12,7 +12,7 @@ from tokenizers.models import BPE
 
 from penstock.core.errors import TokenizerError
 from penstock.core.json_values import JsonObject
-from penstock.core.large_json import without_collector
+from penstock.core.system import without_collector
 from penstock.tokenizers.written_merges import WrittenMerges, dump_tokenizer_json
 from tokenizers import AddedToken, Tokenizer
 

@@ -14,7 +14,8 @@ from typing import Any, final
 
 from penstock.core.errors import TokenizerError
 from penstock.core.json_values import JsonObject
-from penstock.core.large_json import canonical_json, without_collector
+from penstock.core.large_json import canonical_json
+from penstock.core.system import without_collector
 from penstock.tokenizers.byte_level import byte_level_encoder
 from penstock.tokenizers.byte_table import ByteTable
 from penstock.tokenizers.encoder import load_encoder

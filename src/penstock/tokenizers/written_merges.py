@@ -12,7 +12,8 @@ from itertools import chain, islice
 from typing import Any, Self, final, overload
 
 from penstock.core.json_values import JsonObject
-from penstock.core.large_json import parse_large_json, without_collector
+from penstock.core.large_json import parse_large_json
+from penstock.core.system import without_collector
 
 # The layout that the tokenizers package writes. A line break inside a JSON string is escaped, so
 # none of these can be part of a string.

@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.folders import base_name, is_url, local_path, normal_url
-from penstock.core.large_json import without_collector
 from penstock.core.suggestions import suggests
+from penstock.core.system import without_collector
 from penstock.data.shards.dataset import Dataset
 from penstock.data.shards.foreign.in_place import InPlaceCorpus
 from penstock.data.shards.foreign.megatron import megatron_prefix, open_megatron

@@ -116,7 +116,7 @@ def map_numbers(
         dtype: Of its numbers.
         shape: Of the array.
         may_read: A file of at most a page may be read instead, since it does not change any more: a
-            process has only so many mappings.
+            process has a limited number of mappings.
 
     Raises:
         CorruptionError: The file's size is not that of `shape`, or it is not a regular file.

@@ -44,7 +44,7 @@ class FilledRows(Sequence[ModelInput]):
         metadata: As `fill_rows` writes it: (tokens, longest document) of each row, source of each
             document, prefix of each, cumulative lengths of the rows end to end, and of each row.
         extras: Columns, and nodes and paths of trees; None: there are none.
-        demand: Is told what is asked for.
+        demand: Counts what is asked for.
     """
 
     __slots__ = (

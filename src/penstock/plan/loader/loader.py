@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, Unpack, cast, final
 
 from penstock.core.errors import ConfigError, StateError
-from penstock.core.large_json import without_collector
 from penstock.core.notebook import card, table
 from penstock.core.suggestions import has_settings, suggests
+from penstock.core.system import without_collector
 from penstock.data.shards import Corpus
 from penstock.media.rows import BlankImage
 from penstock.plan.loader import state as states

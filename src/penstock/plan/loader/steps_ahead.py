@@ -43,7 +43,7 @@ class _Group:
 
     wanted: Wanted
     steps: int
-    """Of which so many are not filled."""
+    """How many of them are not filled."""
 
 
 class _AllHere:

@@ -18,7 +18,7 @@ from penstock.core.compiled import inline_kernel
 FEW = 8
 """Sources up to which a look at each is faster than the trees."""
 MOST_ELAPSED = 1 << 28
-"""Tokens after which lines begin anew, so that products with shares fit int64."""
+"""Tokens after which lines begin again at 0, so that products with shares fit int64."""
 NEVER = np.iinfo(np.int64).max
 
 _SLACK = 2.0**-48

@@ -67,7 +67,7 @@ class Line:
                 self._under_way -= 1
 
     def note(self, seconds: float, together: float, size: int) -> None:
-        """A request for `size` bytes took so long, with so many under way."""
+        """A request for `size` bytes took `seconds`, with `together` requests under way."""
         fast = _FAST_SECONDS + size / _FAST_RATE
         self._shared.append(seconds / together - fast)
         self._whole.append(seconds / fast)

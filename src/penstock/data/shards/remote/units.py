@@ -407,8 +407,8 @@ def joined_requests(
 
     Args:
         ranges: What is to come.
-        gap: Those that are at most so many bytes apart come together.
-        share: And those that are at most one of so many bytes of the range before apart; 0: not.
+        gap: Greatest distance in bytes of ranges that come together.
+        share: The same, as one part in `share` of the range before; 0: not.
     """
     found: list[tuple[Range, list[Range]]] = []
     for one in sorted(ranges):
