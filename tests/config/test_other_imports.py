@@ -11,9 +11,9 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from makers.models import save_tiny_llama
 from makers.processes import call_penstock
 from makers.texts import make_texts, write_json_lines
-from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
 from penstock.core.errors import ConfigError
 from penstock.use.cli import build_app
 from penstock.use.config import load_run
@@ -305,15 +305,8 @@ def test_what_cannot_be_translated_is_refused(tmp_path: Path, given: Any, messag
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a small model of transformers and its tokenizer."""
     pytest.importorskip("transformers")
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     monkeypatch.chdir(tmp_path)
-    tokenizer = tiny_tokenizer(tmp_path / "base", make_texts(300), 400, CHAT_CONTROLS)
-    config = LlamaConfig(
-        vocab_size=tokenizer.vocab_size, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    save_tiny_llama(tmp_path / "base")
     (tmp_path / "base" / "chat_template.jinja").write_text(CHATML)
     return tmp_path
 

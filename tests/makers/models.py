@@ -1,9 +1,12 @@
 """Tiny models of random weights, large enough that everything depends on everything."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from makers.texts import make_texts
+from makers.tokenizers import CHAT_CONTROLS, tiny_tokenizer
 from penstock.models import ModelSettings
 from penstock.models.building import build_model
 
@@ -55,3 +58,15 @@ def tiny_huggingface(
         if weight.ndim > 1:
             torch.nn.init.normal_(weight, std=std)
     return model.eval()
+
+
+def save_tiny_llama(folder: Path) -> None:
+    """A Llama of one layer with a tokenizer of chats, as a folder of transformers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = tiny_tokenizer(folder, make_texts(300), 400, CHAT_CONTROLS)
+    config = LlamaConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
