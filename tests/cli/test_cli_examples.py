@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from makers.processes import call_penstock, run_penstock
+from makers.hub import Hub
+from makers.processes import call_penstock, child_environment, run_penstock
 from makers.texts import make_chat, make_texts, write_json_lines, write_texts
 from penstock.use.cli import build_app
 from penstock.use.cli.help_pages import split_help
@@ -140,6 +141,10 @@ def test_the_examples_run_one_after_another(desk: Path) -> None:
         if name == "chat":
             talk = ["--set", "data.sources.0.path=data/chats", "--set", "training.evaluators={}"]
             assert call_penstock("train", "run.yaml", "-o", "runs/chat", *talk).exit_code == 0
+        if "hf://" in example:  # its client reads the environment once, at import
+            with Hub({}).served() as environment:
+                run_penstock(*words(example), env=child_environment(**environment), check=True)
+            continue
         found = call_penstock(*words(example), input="how are you?\n")
         assert found.exit_code == 0, (example, found.output)
     made = (

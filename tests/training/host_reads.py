@@ -46,12 +46,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         patch.setattr(torch.Tensor, name, call)
 
     def watch_copies() -> None:
-        of_host: set[int] = set()
+        of_host: dict[int, torch.Tensor] = {}  # kept, or another tensor would get its address
         made, sent, listed = torch.from_numpy, torch.Tensor.to, torch.tensor
 
         def from_numpy(array):
             tensor = made(array)
-            of_host.add(tensor.data_ptr())
+            if tensor.numel():
+                of_host[tensor.data_ptr()] = tensor
             return tensor
 
         def to(self, *args, **given):
