@@ -279,7 +279,9 @@ class _KnownRuns:
         if self._ids.get(tracker) != identity:
             self._ids[tracker] = identity
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text(json.dumps(self._ids, indent=1) + "\n", encoding="utf-8")
+            partial = self._path.with_name(f"{self._path.name}.partial")
+            partial.write_text(json.dumps(self._ids, indent=1) + "\n", encoding="utf-8")
+            os.replace(partial, self._path)
 
 
 @final
