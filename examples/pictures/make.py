@@ -48,7 +48,7 @@ def proof(camera: shots.Camera) -> None:
         WORK / "chats.jsonl",
         tokenizer=WORK / "tokenizer",
         template="chat.jinja",
-        document=range(24),
+        documents=range(24),
     )
     camera.take(PICTURES / "proof.png", page, 1100, 800, "show(3)")
 
