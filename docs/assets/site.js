@@ -1,5 +1,5 @@
 "use strict";
-// Pictures that can be enlarged, and a sign where something scrolls sideways. Nothing here asks a server.
+// Pictures that can be enlarged, a sign where something scrolls sideways, and the menu by keyboard. Nothing here asks a server.
 
 /** What scrolls within a page: code, tables, drawings. */
 const WIDE = ".md-typeset pre > code, .md-typeset__scrollwrap, .md-typeset :is(.picture, .output), .viewer > section";
@@ -31,6 +31,7 @@ function makeViewer() {
   close.textContent = "Close";
   words.id = "viewer-words";
   viewer.setAttribute("aria-labelledby", words.id);
+  place.setAttribute("aria-label", "The picture");
   head.append(words, close);
   viewer.append(head, place);
   close.addEventListener("click", () => viewer.close());
@@ -72,7 +73,38 @@ function offer(picture) {
   for (const each of [picture, button]) each.addEventListener("click", () => enlarge(picture, button));
 }
 
+function isOnTop(link) {
+  const { left, top, width } = link.getBoundingClientRect();
+  return width > 0 && document.elementFromPoint(left + 4, top + 4)?.closest("a") === link;
+}
+
+/** The menu of narrow screens by keyboard: its button is a label, which takes no focus by itself. */
+function openByKeyboard() {
+  const button = document.querySelector(".md-header label[for=__drawer]"), open = document.querySelector("#__drawer");
+  if (!button || !open) return;
+  const say = () => button.setAttribute("aria-expanded", String(open.checked));
+  button.tabIndex = 0;
+  button.setAttribute("role", "button");
+  button.setAttribute("aria-label", "Menu");
+  say();
+  open.addEventListener("change", say);
+  button.addEventListener("keydown", event => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    event.stopPropagation(); // the theme clicks labels itself, but for Enter alone
+    button.click();
+    // Panels of the menu lie on top of each other, and slide in.
+    if (open.checked) setTimeout(() => [...document.querySelectorAll(".md-sidebar--primary a.md-nav__link")].find(isOnTop)?.focus(), 350);
+  });
+  addEventListener("keydown", event => {
+    if (event.key !== "Escape" || !open.checked) return;
+    open.click();
+    button.focus();
+  });
+}
+
 addEventListener("load", () => {
+  openByKeyboard();
   document.querySelectorAll(".md-content .picture, .md-content img:not(a img)").forEach(offer);
   document.querySelectorAll(WIDE).forEach(watch);
 });
