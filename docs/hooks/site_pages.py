@@ -92,6 +92,4 @@ def _picture(where: str, text: str, target: str) -> str:
     if not (ROOT / "docs" / where).parent.joinpath(f"{target}.dark.png").is_file():
         return f"![{text}]({target}.png)"
     lazy = "{ loading=lazy }"
-    return (
-        f"![{text}]({target}.png#only-light){lazy}\n![{text}]({target}.dark.png#only-dark){lazy}"
-    )
+    return f"![{text}]({target}.png#only-light){lazy}\n![{text}]({target}.dark.png#only-dark){lazy}"
