@@ -1,5 +1,5 @@
-"""The site's look: columns of code, dark pictures, notebooks as pages; and in a browser, what scrolls
-says so, and pictures are enlarged by keyboard.
+"""The site's look: columns of code, dark pictures, notebooks as pages; and in a browser: what
+scrolls says so, and pictures are enlarged by keyboard.
 """
 
 import json
