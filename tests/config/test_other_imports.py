@@ -301,6 +301,13 @@ def test_what_cannot_be_translated_is_refused(tmp_path: Path, given: Any, messag
         translate(tmp_path, TRL, library="verl")
 
 
+def test_a_program_is_refused_with_what_to_add(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is a program.*args\.to_dict\(\)") as refused:
+        translate(tmp_path, "args = GRPOConfig(output_dir='x')\n", name="grpo.py")
+    line = str(refused.value).partition("GRPOConfig: ")[2].rpartition(", and import")[0]
+    compile(line, "line", "exec")
+
+
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a small model of transformers and its tokenizer."""

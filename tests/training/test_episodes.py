@@ -56,6 +56,16 @@ def test_trajectories_of_two_turns_become_groups(run, tmp_path):
         assert second["prompt_ids"][: len(begin)] == begin
 
 
+def test_a_conversation_may_be_called_prompt_in_episodes(run, tmp_path):
+    asked = [{"role": "user", "content": "say water"}]
+    for name, prompt in {"text": "say water", "messages": {"prompt": asked}}.items():
+        run.rollouts([prompt], output=tmp_path / name, environment=twice, **OPTIONS)
+    first, second = (
+        [one["steps"] for one in lines(tmp_path / name)[1:]] for name in ("text", "messages")
+    )
+    assert first == second
+
+
 def test_their_file_can_be_prepared_again(run, tmp_path):
     found = run.rollouts(PROMPTS, output=tmp_path / "data", environment=twice, **OPTIONS)
     again = ps.prepare_trajectories(

@@ -444,12 +444,48 @@ def test_an_answer_of_nothing_but_the_end_is_an_answer(data, tmp_path):
     assert firsts & stop
 
 
+def test_a_conversation_may_be_called_prompt(data, tmp_path):
+    """As TRL's data have it."""
+    asked = [{"role": "user", "content": "water"}]
+    found = [
+        sample(data, tmp_path / name, prompts=[{name: asked, "x": 1}], samples=2)
+        for name in ("messages", "prompt")
+    ]
+    first, second = (one.dataset[0].tokens.tolist() for one in found)
+    assert first == second
+    assert found[1].examples[0][0] == "water"
+
+
+@pytest.mark.parametrize("environment", [None, lambda messages, reply: 1.0])
+def test_rounds_from_a_folder_of_transformers_keep_its_template(data, tmp_path, environment):
+    folder = tmp_path / "exported"
+    ps.open_run(data / "base").export(folder)
+    asked = [{"messages": [{"role": "user", "content": "water"}]}]
+    given = {"samples": 2, "max_tokens": 4, "threads": 1, "progress": False}
+    reward = judge if environment is None else None
+    found = ps.open_run(folder).rollouts(
+        asked, reward, output=tmp_path / "d", environment=environment, **given
+    )
+    assert found.dataset.chat.template == (folder / "chat_template.jinja").read_text()
+    assert found.dataset.chat.stop_ids == ps.open_run(folder).stop_ids
+    run = ps.train(
+        str(folder),
+        ps.Loader(ps.Source(tmp_path / "d", max_epochs=4), sequence_length=256, rows_per_step=2),
+        output=tmp_path / "run",
+        policy={},
+        **{**SETTINGS, "steps": 1, "warmup_steps": 1},
+    )
+    run.rollouts(asked, judge, output=tmp_path / "second", **given)
+    assert ps.open_dataset(tmp_path / "second").chat.template == found.dataset.chat.template
+
+
 @pytest.mark.parametrize(
     ("change", "error", "reason"),
     [
         ({"samples": 1}, ConfigError, "at least 2"),
         ({"prompts": []}, RecordError, "no prompts"),
-        ({"prompts": [{"text": "a"}]}, RecordError, "expected a text in 'prompt'"),
+        ({"prompts": [{"text": "a"}]}, RecordError, "expected a text or messages in 'prompt'"),
+        ({"prompts": [{"prompt": ["a"]}]}, RecordError, "expected a text or messages in 'prompt'"),
         ({"prompts": ["water " * 300]}, RecordError, "tokens; expected 1 to"),
         ({"reward": lambda record, answer: float("nan")}, ConfigError, "expected a finite number"),
         ({"reward": lambda answer: 1.0}, ConfigError, "reward"),

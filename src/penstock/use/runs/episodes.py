@@ -13,7 +13,7 @@ turn.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,14 +28,13 @@ from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.randomness import key_for
 from penstock.core.terminal import Progress
 from penstock.data.prepare.trajectories import in_groups, write_trajectories
-from penstock.data.shards import ChatInfo
 from penstock.learn.generation.settings import Generated, Sampling
 from penstock.use.runs.daemon_threads import DaemonThreads
 from penstock.use.runs.environments import Answered, Environment
 from penstock.use.runs.journal import Journal
-from penstock.use.runs.opening import Opened, writer_of
+from penstock.use.runs.opening import Opened, chat_of, writer_of
 from penstock.use.runs.remote_sampler import RemoteEngine, RemoteSampler
-from penstock.use.runs.rollouts import Rollouts, shown
+from penstock.use.runs.rollouts import Rollouts, messages_of, shown
 from penstock.use.runs.samplers import EngineSampler, Sampler
 
 LOOK_SECONDS = 0.5
@@ -335,12 +334,7 @@ def _sampler(opened: Opened, engine: RemoteEngine | None, at_once: int) -> Sampl
 def _messages_of(record: JsonMapping, number: int) -> list[JsonObject]:
     if isinstance(record.get("prompt"), str):
         return [{"role": "user", "content": record["prompt"]}]
-    given = record.get("messages")
-    if isinstance(given, Sequence) and given and all(isinstance(one, Mapping) for one in given):
-        return [dict(one) for one in given]
-    raise RecordError(
-        f"prompt {number}: expected a text in 'prompt', or 'messages'; it has {', '.join(record)}"
-    )
+    return messages_of(record, number)
 
 
 def _record_of(
@@ -401,7 +395,7 @@ def _written(
         folder,
         found,
         tokenizer=opened.tokenizer,
-        chat=ChatInfo.load(opened.run.path),
+        chat=chat_of(opened),
         sampling=json.loads(json.dumps(base.filters())),
         share=opened.reads_trees,
     )

@@ -14,6 +14,7 @@ from penstock.chat.calls import allowed_controls
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.folders import may_be_of_hub
 from penstock.core.suggestions import suggests
+from penstock.data.prepare.chat_settings import day_of
 from penstock.data.shards import ChatInfo
 from penstock.learn.generation import Engine
 from penstock.learn.generation.images import ImageReader
@@ -272,6 +273,26 @@ def template_of(run: RunFolder, tokenizer: Tokenizer) -> Any:
     assert run.template is not None
     return load_template(
         run.template, tokenizer=tokenizer, **({} if chat is None else chat.variables)
+    )
+
+
+def chat_of(opened: Opened) -> ChatInfo | None:
+    """The chat template and its facts, for a dataset of what the model sampled, so that a run on it
+    keeps them; None: it has no template. A folder of transformers stores a template alone.
+    """
+    template = opened.template
+    stored = ChatInfo.load(opened.run.path)
+    if stored is not None or template is None:
+        return stored
+    return ChatInfo(
+        template=template.source,
+        template_name=template.name,
+        template_fingerprint=template.fingerprint,
+        variables=dict(template.variables),
+        date=day_of(template),
+        stop_ids=opened.run.stop_ids,
+        stop_texts=(),
+        settings={},
     )
 
 

@@ -9,7 +9,7 @@ log-probability that the model gave each token at that temperature (the column `
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,9 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.folders import local_path
-from penstock.core.json_values import JsonMapping
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.terminal import Progress
-from penstock.data.shards import ChatInfo, TreeDocument, build_tree
+from penstock.data.shards import TreeDocument, build_tree
 from penstock.data.shards.dataset import Dataset
 from penstock.data.shards.format.trees import POLICY_VERSION, REWARD, TEMPERATURE, TRUNCATED
 from penstock.data.shards.memory import weight_spans, write_dataset
@@ -31,7 +31,7 @@ from penstock.learn.generation.session import fit_chat
 from penstock.learn.generation.settings import Generated, Sampling
 from penstock.learn.training.path_settings import OLD_COLUMN
 from penstock.models.own_code import check_signature, load_own_code
-from penstock.use.runs.opening import Opened, writer_of
+from penstock.use.runs.opening import Opened, chat_of, writer_of
 
 Reward = Callable[..., float]
 """(record with the prompt, text of the answer) → its reward. A function with a parameter
@@ -82,8 +82,8 @@ def write_rollouts(
 
     Args:
         opened: The model.
-        records: Each with `prompt`, a text, or `messages`, a conversation that the model's chat
-            template renders.
+        records: Each with `prompt`, a text, or with a conversation that the model's chat template
+            renders, as `prompt` or `messages`.
         reward: The function, or its name (`module:function`, `path/to/file.py:function`); see
             `Reward`.
         output: A new folder.
@@ -180,22 +180,36 @@ def read_records(path: str | Path) -> Iterator[JsonMapping]:
             yield from block.objects
 
 
+def messages_of(record: JsonMapping, number: int) -> list[JsonObject]:
+    """The conversation of a prompt: `prompt` (as TRL names it) or `messages`.
+
+    Raises:
+        RecordError: It has none.
+    """
+    for name in ("prompt", "messages"):
+        given = record.get(name)
+        if isinstance(given, list | tuple) and given:
+            if all(isinstance(one, Mapping) for one in given):
+                return [dict(one) for one in given]
+            break
+    raise RecordError(
+        f"prompt {number}: expected a text or messages in 'prompt', or 'messages'; it has "
+        f"{', '.join(record)}"
+    )
+
+
 def _prompt_ids(opened: Opened, record: JsonMapping, number: int) -> list[int]:
     if isinstance(record.get("prompt"), str):
         ids = [*opened.begin_ids, *opened.tokenizer.encode(record["prompt"]).tolist()]
-    elif isinstance(record.get("messages"), Sequence):
+    else:
+        messages = messages_of(record, number)
         if opened.template is None:
             raise RecordError(
                 f"prompt {number}: has messages, but {opened.run.path} has no chat template; "
                 "give texts"
             )
         room = opened.context_length - 1
-        ids = list(fit_chat(record["messages"], opened.template, opened.tokenizer, room=room).ids)
-    else:
-        raise RecordError(
-            f"prompt {number}: expected a text in 'prompt', or 'messages'; it has "
-            f"{', '.join(record)}"
-        )
+        ids = list(fit_chat(messages, opened.template, opened.tokenizer, room=room).ids)
     if not 0 < len(ids) < opened.context_length:
         raise RecordError(
             f"prompt {number}: has {len(ids)} tokens; expected 1 to {opened.context_length - 1}"
@@ -272,7 +286,7 @@ def _write(
         columns={name: [one.columns[name] for one in made] for name in made[0].columns},
         trees=[one.tree for one in made],
         # So that a run on these data keeps the template.
-        chat=ChatInfo.load(opened.run.path),
+        chat=chat_of(opened),
         # As JSON holds it: ids of biases become texts.
         sampling=json.loads(json.dumps(sampling.filters())),
     )
@@ -282,4 +296,4 @@ def shown(record: JsonMapping) -> str:
     """What a record asks, for people."""
     if isinstance(record.get("prompt"), str):
         return str(record["prompt"])
-    return str(record["messages"][-1].get("content"))
+    return str(messages_of(record, 0)[-1].get("content"))

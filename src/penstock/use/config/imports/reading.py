@@ -74,7 +74,18 @@ def _library_of(values: Mapping[str, Any]) -> str | None:
 
 
 def _read(path: str | Path) -> tuple[JsonObject, str | None]:
-    """The keys, and the method that a command line names."""
+    """The keys, and the method that a command line names.
+
+    Raises:
+        ConfigError: It is a program, or cannot be read.
+    """
+    if Path(path).suffix in (".py", ".ipynb"):
+        raise ConfigError(
+            f"{path}: is a program, whose settings are known only once it runs; add to it, behind "
+            "its SFTConfig, DPOConfig or GRPOConfig: import json; open('trl.json', 'w').write("
+            "json.dumps({**args.to_dict(), 'model_name_or_path': MODEL, 'dataset_name': DATA})), "
+            "and import trl.json"
+        )
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError):
