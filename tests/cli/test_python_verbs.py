@@ -55,6 +55,10 @@ def test_what_ps_train_cannot_do_with_a_run_file_is_refused(made, tmp_path):
         ps.train(file, output=output, on_step=lambda *_: None)
     with pytest.raises(ConfigError, match=r"loader is missing, and 'owner/name' is not a run file"):
         ps.train("owner/name", output=output)
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun/run.yaml").write_text("{}")
+    with pytest.raises(ConfigError, match=r"begun: is the folder of a run.*resume\(\).*--resume\)"):
+        ps.train(tmp_path / "begun", output=output)
     with pytest.raises(ConfigError, match=r"found None, expected a ps\.Loader"):
         ps.train(ps.build_model(layers=1, width=16, heads=2, vocab_size=300), output=output)
     loader = ps.Loader(made / "text/train", sequence_length=64, rows_per_step=4)

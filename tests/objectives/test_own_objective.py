@@ -199,3 +199,8 @@ def test_what_an_objective_lacks_is_named(data):
         ps.Source(data, objective=Causal)
     with pytest.raises(ConfigError, match=r"'mine:Reversed'.*object"):
         ps.Source(data, objective="mine:Reversed")
+
+
+def test_a_class_in_place_of_an_objective_is_refused():
+    with pytest.raises(ConfigError, match=r"Causal: it is a class; give .* Causal\(…\)"):
+        check_objective(Causal)

@@ -400,8 +400,8 @@ def _no_layout(record: JsonMapping, origin: str) -> str:
         f"{origin}: no known layout (its fields: {_names(record)}); expected messages, "
         "conversations, instruction and output, prompt and completion, chosen, segments, "
         "input_ids, or an OASST tree; name the fields: field_messages: …, or fields: "
-        "{prompt: …, completion: …}; for records of other forms give a transform, which "
-        "changes each before it is read"
+        "{prompt: …, completion: …}; for records of other forms set transform, "
+        "which changes each before it is read"
     )
 
 

@@ -210,7 +210,8 @@ class PrepareReport:
                 "count in full"
             )
         lines += [
-            f"warning: {name} is empty: too few documents for this share of validation"
+            f"warning: {name} is empty: too few documents for this share of "
+            "validation; prepare again with a larger one, or with more data"
             for name, split in self.splits.items()
             if not split.documents
         ]

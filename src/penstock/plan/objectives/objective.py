@@ -354,6 +354,11 @@ def check_objective(
     Raises:
         ConfigError: A rule is broken; the message names the first one and the document.
     """
+    if isinstance(objective, type):
+        raise ConfigError(
+            f"objective {objective.__name__}: it is a class; give an object of it, "
+            f"{objective.__name__}(…)"
+        )
     if missing := missing_members(objective):
         raise ConfigError(
             f"objective {objective!r}: it has no {', '.join(missing)}; needed are "

@@ -114,8 +114,15 @@ def as_flags(message: str, flags: Flags) -> str:
     listed = _any_of(names)
     message = re.sub(rf"\bset ({listed}) to ({_WORD})", given, message)
     message = re.sub(
-        rf"(?<![\w.\"'-])({listed}): (\{{[^{{}}]*\}}|\[[^\[\]]*\]|{_WORD})", assigned, message
+        rf"(?<![\w.\"'-])({listed}): (\{{[^{{}}]*\}}|\[[^\[\]]*\]|…|{_WORD})", assigned, message
     )
+    # "set NAME", "set NAME and NAME" and "NAME must be …" name settings, whatever their words.
+    message = re.sub(
+        rf"\bset ({listed})(?: and ({listed}))?(?=[,;)]|$)",
+        lambda found: "set " + " and ".join(flags.name(name) for name in found.groups() if name),
+        message,
+    )
+    message = re.sub(rf"^({listed})(?= must be )", lambda found: flags.name(found[1]), message)
     # A name with an underscore is that of a setting at the beginning, and where the reader is asked
     # to do something.
     plain = _any_of(name for name in names if "_" in name)
