@@ -190,30 +190,33 @@ def _save(path: Path, content: dict[str, Any]) -> None:
 
 
 def take_picture(browser: Browser, html: Path, target: Path) -> None:
-    """A picture of the top of a page, in few colours so that it is small."""
+    """A picture of the top of a page, in few colours so that it is small, and `NAME.dark.png` for
+    readers who prefer dark.
+    """
     import io
 
     from PIL import Image
 
     width, height = SIZE
-    browser.call(
-        "Emulation.setDeviceMetricsOverride",
-        width=width,
-        height=height,
-        deviceScaleFactor=1.5,
-        mobile=False,
-    )
-    browser.call("Page.navigate", url=html.as_uri())
-    browser.call(
-        "Runtime.evaluate",
-        expression="new Promise(done => setTimeout(done, 1500))",
-        awaitPromise=True,
-    )
-    content = base64.b64decode(browser.call("Page.captureScreenshot", format="png")["data"])
-    Image.open(io.BytesIO(content)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
-        target, optimize=True
-    )
-    print(f"{target.relative_to(DOCS.parent)}: {target.stat().st_size:,} bytes")
+    for scheme, path in (("light", target), ("dark", target.with_suffix(".dark.png"))):
+        browser.look(width=width, height=height, scheme=scheme)
+        browser.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1.5,
+            mobile=False,
+        )
+        browser.call("Page.navigate", url=html.as_uri())
+        browser.call(
+            "Runtime.evaluate",
+            expression="new Promise(done => setTimeout(done, 1500))",
+            awaitPromise=True,
+        )
+        content = base64.b64decode(browser.call("Page.captureScreenshot", format="png")["data"])
+        picture = Image.open(io.BytesIO(content)).convert("RGB")
+        picture.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+        print(f"{path.relative_to(DOCS.parent)}: {path.stat().st_size:,} bytes")
 
 
 def main() -> None:

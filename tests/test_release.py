@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,22 @@ def test_workflows_run_what_any_machine_can_run():
 def _matrix(name: str, job: str) -> dict:
     text = (ROOT / ".github/workflows" / name).read_text(encoding="utf-8")
     return yaml.safe_load(text)["jobs"][job]["strategy"]["matrix"]
+
+
+def test_the_page_of_packages_names_what_is_installed():
+    page = (ROOT / "docs/reference/packages.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    always, by_extra = re.split(r"^## ", page, flags=re.MULTILINE)[1:3]
+
+    def names(requirements):
+        return {re.split(r"[^\w-]", one)[0] for one in requirements}
+
+    assert set(re.findall(r"\[([\w-]+)\]\(https", always)) == names(project["dependencies"])
+    told = {}
+    for extras, packages in re.findall(r"^\| (`[^|]*`) \| ([^|]+) \|", by_extra, re.MULTILINE):
+        each, all_packages = re.findall(r"`([\w-]+)`", extras), packages.split(", ")
+        several = len(each) > 1
+        for extra in each:
+            told[extra] = {extra} if several else {one.strip() for one in all_packages}
+    extras = project["optional-dependencies"]
+    assert told == {one: names(extras[one]) for one in extras if one not in ("dev", "docs")}

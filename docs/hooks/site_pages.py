@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: generated pages, links to files of the repository, drawings, and the selector of
+"""Hooks of MkDocs: generated pages, links to files of the repository, pictures, and the selector of
 versions.
 """
 
@@ -15,9 +15,12 @@ from api_pages import FOLDER
 from generated import generated_pages
 from markdown_links import requests
 from name_links import link_names
+from notebook_pages import FOLDER as NOTEBOOKS
+from notebook_pages import page_links
 from repository_pages import ROOT, moved_links
 
 _DRAWING = re.compile(r"^!\[([^\]]*)\]\((\S+\.svg)\)$", re.MULTILINE)
+_PICTURE = re.compile(r"^!\[([^\]]*)\]\((\S+)\.png\)$", re.MULTILINE)
 
 
 def on_config(config: Any) -> Any:
@@ -39,11 +42,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Lead links to files outside `docs` to their pages, and put drawings into the page."""
     where = page.file.src_uri
     if where in generated_pages():
-        return markdown
-    text = _DRAWING.sub(
-        lambda found: _drawing(where, *found.groups()),
-        moved_links(markdown, f"docs/{where}", where),
-    )
+        if not where.startswith(NOTEBOOKS):
+            return markdown
+    else:
+        markdown = page_links(moved_links(markdown, f"docs/{where}", where), where)
+    text = _DRAWING.sub(lambda found: _drawing(where, *found.groups()), markdown)
+    text = _PICTURE.sub(lambda found: _picture(where, *found.groups()), text)
     if 'class="picture"' in text:
         page.meta.setdefault("hide", []).append("toc")
     return text
@@ -79,3 +83,13 @@ def _drawing(where: str, text: str, target: str) -> str:
         return f"![{text}]({target})"
     plain = re.sub(r"<style>.*?</style>|^ +|\n(?=\n)", "", svg, flags=re.DOTALL | re.MULTILINE)
     return f'<figure class="picture">\n{plain.strip()}\n</figure>\n'
+
+
+def _picture(where: str, text: str, target: str) -> str:
+    """A picture of a page, and where there is one, the same page in dark, of which the site shows
+    what suits its own colours.
+    """
+    if not (ROOT / "docs" / where).parent.joinpath(f"{target}.dark.png").is_file():
+        return f"![{text}]({target}.png)"
+    lazy = "{ loading=lazy }"
+    return f"![{text}]({target}.png#only-light){lazy}\n![{text}]({target}.dark.png#only-dark){lazy}"

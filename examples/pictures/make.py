@@ -38,8 +38,7 @@ def row(camera: shots.Camera) -> None:
     # Taking the picture moves the pointer to half of its place, which is in the list.
     still = "byId('list').style.pointerEvents = 'none'; byId('main').scrollTop = 0"
     steps = ("openTab('rows')", "hover .attention svg", still)
-    camera.look(page, 1100, 800, *steps)
-    camera.save(PICTURES / "row.png")
+    camera.take(PICTURES / "row.png", page, 1100, 800, *steps)
 
 
 def proof(camera: shots.Camera) -> None:
@@ -49,10 +48,9 @@ def proof(camera: shots.Camera) -> None:
         WORK / "chats.jsonl",
         tokenizer=WORK / "tokenizer",
         template="chat.jinja",
-        document=range(24),
+        documents=range(24),
     )
-    camera.look(page, 1100, 800, "show(3)")
-    camera.save(PICTURES / "proof.png")
+    camera.take(PICTURES / "proof.png", page, 1100, 800, "show(3)")
 
 
 def chat(camera: shots.Camera) -> None:
@@ -71,7 +69,8 @@ def chat(camera: shots.Camera) -> None:
     thread.start()
     try:
         ready.wait()
-        camera.look(
+        camera.take(
+            PICTURES / "chat.png",
             server.address,
             1100,
             640,
@@ -79,7 +78,6 @@ def chat(camera: shots.Camera) -> None:
             *_say("What is a penstock?", 1),
             *_say("And a weir?", 2),
         )
-        camera.save(PICTURES / "chat.png")
     finally:
         server.should_exit = True
         thread.join()
@@ -98,15 +96,13 @@ def curves(camera: shots.Camera) -> None:
     page = Path("curves.html")
     plot_runs([WORK / name for name in water.RATES], page, view=View(log_y=True))
     moved = "charts[0].setCursor({ left: charts[0].valToPos(60, 'x'), top: 10 }, true, true); 0"
-    camera.look(page.resolve().as_uri(), 1100, 768, moved)
-    camera.save(PICTURES / "curves.png")
+    camera.take(PICTURES / "curves.png", page.resolve().as_uri(), 1100, 768, moved)
 
 
 def tree(camera: shots.Camera) -> None:
     """Four answers to one question, stored and computed as one tree."""
     page = _page("tree", WORK / "rankings")
-    camera.look(page, 1100, 800)
-    camera.save(PICTURES / "tree.png")
+    camera.take(PICTURES / "tree.png", page, 1100, 800)
 
 
 def trajectories(camera: shots.Camera) -> None:
@@ -121,15 +117,13 @@ def trajectories(camera: shots.Camera) -> None:
     page = _page("trajectories", WORK / "trajectories")
     river = "each => each.textContent.includes('Aare') && each.dataset.kind === 'sampled'"
     told = f"showCard([...document.querySelectorAll('.t')].find({river}), false); 0"
-    camera.look(page, 1100, 1000, told)
-    camera.save(PICTURES / "trajectories.png")
+    camera.take(PICTURES / "trajectories.png", page, 1100, 1000, told)
 
 
 def image(camera: shots.Camera) -> None:
     """A conversation with an image at its slots."""
     page = _page("image", WORK / "pictures", sequence_length=256)
-    camera.look(page, 1100, 640)
-    camera.save(PICTURES / "image.png")
+    camera.take(PICTURES / "image.png", page, 1100, 640)
 
 
 def audit(camera: shots.Camera) -> None:

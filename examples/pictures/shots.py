@@ -115,7 +115,15 @@ class Camera:
                 )
             time.sleep(0.05)
 
-    def save(self, path: Path) -> None:
+    def take(self, path: Path, address: str, width: int, height: int, *steps: str) -> None:
+        """A picture of a page as `look` prepares it, and `NAME.dark.png` for readers who prefer
+        dark.
+        """
+        for scheme, target in (("light", path), ("dark", path.with_suffix(".dark.png"))):
+            self.look(address, width, height, *steps, scheme=scheme)
+            self._save(target)
+
+    def _save(self, path: Path) -> None:
         """Write what is seen, with few colours."""
         time.sleep(0.3)
         found = base64.b64decode(self.browser.call("Page.captureScreenshot", format="png")["data"])

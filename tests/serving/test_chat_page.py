@@ -152,7 +152,8 @@ def test_a_key_is_asked_for(browser, tokenizer):
     with running(make_model(tokenizer), api_keys=("secret",)) as server:
         page = visit(browser, server.url)
         assert "no valid API key" in page.text("#status")
-        assert not page.run("settings.hidden")
+        assert page.run("document.querySelector('#settings').hidden") is False
+        assert focused(page) == "key"
         set_value(page, "key", "secret")
         until(page, "document.querySelector('#status').textContent === ''")
         say(page, "Hi")
@@ -250,3 +251,64 @@ def test_a_server_that_loads_its_model_is_waited_for(browser, tokenizer):
         page.key("Enter")
         answered(page, 1)
         assert words(page)[0] == "Hi"
+
+
+def focused(browser: Browser) -> str:
+    return browser.run("document.activeElement.id")
+
+
+def tab(browser: Browser, *, back: bool = False) -> str:
+    keys = {"key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9, "modifiers": 8 * back}
+    for kind in ("keyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, **keys)
+    return focused(browser)
+
+
+def test_the_keyboard_alone_is_enough(browser, tokenizer):
+    with running(make_model(tokenizer, text="One. Two?\nThree")) as server:
+        page = visit(browser, server.url)
+        assert focused(page) == "input"
+        assert [tab(page, back=True) for _ in range(6)][-3:] == ["open-settings", "new", "skip"]
+        page.key("Enter")  # the link to the message
+        until(page, "document.activeElement.id === 'input'")
+        page.call("Input.insertText", text="first")
+        enter = {"key": "Enter", "windowsVirtualKeyCode": 13, "text": "\r", "modifiers": 8}
+        page.call("Input.dispatchKeyEvent", type="keyDown", **enter)
+        page.call("Input.insertText", text="second")
+        assert page.run("[input.value, messages.length]") == ["first\nsecond", 0]
+        assert tab(page) == "send"
+        page.key("Enter")
+        answered(page, 1)
+        assert words(page)[0] == "first\nsecond"
+        assert focused(page) == "input"
+        # The settings take the focus, and Escape gives it back.
+        page.run("document.querySelector('#open-settings').focus()")
+        page.key("Enter")
+        until(page, "document.activeElement.id === 'system'")
+        assert tab(page) == "temperature"
+        page.key("Escape")
+        assert page.run("document.querySelector('#settings').hidden")
+        assert focused(page) == "open-settings"
+        unnamed = (
+            "[...document.querySelectorAll('button, input, textarea')].filter(each => "
+            "!(each.labels?.length || each.ariaLabel || each.textContent.trim() || "
+            "each.hidden)).map(each => each.id)"
+        )
+        assert page.run(unnamed) == []
+
+
+def test_a_reply_is_read_out_by_sentences(browser, tokenizer):
+    spoken = "[...document.querySelectorAll('#spoken > p')].map(line => line.textContent.trim())"
+    with running(make_model(tokenizer, text="One. Two?\nThree", seconds=0.02)) as server:
+        page = visit(browser, server.url)
+        assert page.run("[spoken.ariaLive, document.querySelector('#messages').ariaLive]") == [
+            "polite",
+            None,
+        ]
+        say(page, "Hi")
+        until(page, f"{spoken}.length === 2")
+        page.run("document.querySelector('#conversation').focus()")
+        answered(page, 1)
+        assert page.run(spoken)[:3] == ["tiny: One.", "Two?", "Three"]
+        assert "tokens" in page.run(spoken)[3]
+        assert focused(page) == "conversation"  # who reads stays there

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from textwrap import indent
@@ -70,13 +71,11 @@ def open_trackers(
         MissingExtraError: A package is not installed.
         ConfigError: A tracker refuses to begin.
     """
-    known = _KnownRuns(run / KNOWN_RUNS)
+    start = _Start(run, done, project, name or run.name, config, _KnownRuns(run / KNOWN_RUNS))
     begun: list[Tracker] = []
     for tracker in names:
         try:
-            begun.append(
-                _Careful(tracker, _OPENERS[tracker](run, done, project, name, config, known))
-            )
+            begun.append(_Careful(tracker, _TRACKERS[tracker](start)))
         except PenstockError:
             raise
         except Exception as error:
@@ -95,16 +94,18 @@ class TensorBoard:
 
     replaces = True
 
-    def __init__(self, folder: Path, done: int, config: Mapping[str, object]) -> None:
+    def __init__(self, start: "_Start") -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise MissingExtraError("tensorboard", "tensorboard") from None
-        self._writer: Any = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
-        if config:
+        self._writer: Any = SummaryWriter(
+            str(start.run / "tensorboard"), purge_step=start.done + 1 if start.done else None
+        )
+        if start.config:
             # Four spaces make it code, as TensorBoard reads Markdown.
-            text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-            self._writer.add_text("run file", indent(text, "    "), done)
+            text = yaml.safe_dump(dict(start.config), sort_keys=False, allow_unicode=True)
+            self._writer.add_text("run file", indent(text, "    "), start.done)
 
     def see(self, record: JsonMapping) -> None:
         """Write the numbers and texts of a record."""
@@ -127,30 +128,23 @@ class WandB:
 
     replaces = False
 
-    def __init__(
-        self,
-        run: Path,
-        project: str | None,
-        name: str,
-        config: Mapping[str, object],
-        known: "_KnownRuns",
-    ) -> None:
+    def __init__(self, start: "_Start") -> None:
         wandb = _package("wandb")
-        identity = known.of("wandb")
+        identity = start.known.of("wandb")
         self._run: Any = wandb.init(
-            project=project or os.environ.get("WANDB_PROJECT") or PROJECT,
-            name=name,
-            dir=str(run),
+            project=start.project or os.environ.get("WANDB_PROJECT") or PROJECT,
+            name=start.name,
+            dir=str(start.run),
             id=identity,
             resume="allow",
-            config=dict(config),
+            config=dict(start.config),
         )
         if identity is not None:
             # Without this permission a resumed run keeps its old values.
-            self._run.config.update(dict(config), allow_val_change=True)
+            self._run.config.update(dict(start.config), allow_val_change=True)
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
-        known.keep("wandb", str(self._run.id))
+        start.known.keep("wandb", str(self._run.id))
 
     def see(self, record: JsonMapping) -> None:
         """Send all numbers of a record."""
@@ -167,19 +161,17 @@ class Trackio:
 
     replaces = False
 
-    def __init__(
-        self, project: str | None, name: str, config: Mapping[str, object], known: "_KnownRuns"
-    ) -> None:
+    def __init__(self, start: "_Start") -> None:
         trackio = _package("trackio")
-        resumed = known.of("trackio")
+        resumed = start.known.of("trackio")
         self._run: Any = trackio.init(
-            project=project or PROJECT,
-            name=resumed or name,
-            config=dict(config),
+            project=start.project or PROJECT,
+            name=resumed or start.name,
+            config=dict(start.config),
             resume="allow" if resumed else "never",
             embed=False,
         )
-        known.keep("trackio", str(self._run.name))
+        start.known.keep("trackio", str(self._run.name))
 
     def see(self, record: JsonMapping) -> None:
         """Write all numbers of a record."""
@@ -196,21 +188,19 @@ class MLflow:
 
     replaces = False
 
-    def __init__(
-        self, project: str | None, name: str, config: Mapping[str, object], known: "_KnownRuns"
-    ) -> None:
+    def __init__(self, start: "_Start") -> None:
         mlflow = _package("mlflow")
         entities = self._entities = import_module("mlflow.entities")
         self._client: Any = mlflow.MlflowClient()
-        identity = known.of("mlflow")
+        identity = start.known.of("mlflow")
         if identity is None:
-            experiment = project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+            experiment = start.project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
             identity = self._client.create_run(
-                self._experiment(experiment), run_name=name
+                self._experiment(experiment), run_name=start.name
             ).info.run_id
             parameters = [
                 entities.Param(_mlflow_name(key), str(value)[:6000])
-                for key, value in _leaves(config)
+                for key, value in _leaves(start.config)
             ]
             for first in range(0, len(parameters), _BATCH):
                 self._client.log_batch(identity, params=parameters[first : first + _BATCH])
@@ -218,7 +208,7 @@ class MLflow:
             # Parameters cannot be changed in MLflow; those of the first start stay.
             self._client.update_run(identity, status="RUNNING")
         self._identity: str = identity
-        known.keep("mlflow", identity)
+        start.known.keep("mlflow", identity)
 
     def _experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
@@ -289,23 +279,29 @@ class _KnownRuns:
         if self._ids.get(tracker) != identity:
             self._ids[tracker] = identity
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text(json.dumps(self._ids, indent=1) + "\n", encoding="utf-8")
+            partial = self._path.with_name(f"{self._path.name}.partial")
+            partial.write_text(json.dumps(self._ids, indent=1) + "\n", encoding="utf-8")
+            os.replace(partial, self._path)
 
 
-_Opener = Callable[[Path, int, str | None, str | None, Mapping[str, object], _KnownRuns], Tracker]
-_OPENERS: Mapping[TrackerName, _Opener] = {
-    "tensorboard": lambda run, done, project, name, config, known: TensorBoard(
-        run / "tensorboard", done, config
-    ),
-    "wandb": lambda run, done, project, name, config, known: WandB(
-        run, project, name or run.name, config, known
-    ),
-    "trackio": lambda run, done, project, name, config, known: Trackio(
-        project, name or run.name, config, known
-    ),
-    "mlflow": lambda run, done, project, name, config, known: MLflow(
-        project, name or run.name, config, known
-    ),
+@final
+@dataclass(frozen=True)
+class _Start:
+    """What a tracker needs to begin or continue; see `open_trackers`."""
+
+    run: Path
+    done: int
+    project: str | None
+    name: str
+    config: Mapping[str, object]
+    known: _KnownRuns
+
+
+_TRACKERS: Mapping[TrackerName, Callable[[_Start], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "trackio": Trackio,
+    "mlflow": MLflow,
 }
 _CURES: Mapping[TrackerName, str] = {
     "tensorboard": "see that the run's folder can be written",

@@ -36,7 +36,7 @@ function inShort(count) {
 
 async function findModel() {
   const response = await fetch("/v1/models", {headers: headers()});
-  if (response.status === 401) openSettings(true);
+  if (response.status === 401) openSettings(true, "key");
   if (!response.ok) throw new Error(await problem(response));
   model = (await response.json()).data[0];
   const size = [model.parameters ? `${inShort(model.parameters)} parameters` : "",
@@ -120,6 +120,27 @@ function show(role) {
   return {item, words, note};
 }
 
+/** Read a reply out by sentences, not by tokens: a screen reader says each element that is added. */
+function speaker(who) {
+  let waiting = `${who}: `;
+  $("spoken").replaceChildren();
+  const say = words => {
+    if (!words.trim()) return;
+    const line = document.createElement("p");
+    line.textContent = words;
+    $("spoken").append(line);
+  };
+  return {
+    add(text) {
+      waiting += text;
+      const [whole] = waiting.match(/^[^]*(?:[.!?…。！？]["'”’)\]]*\s|\n|[。！？])/) ?? [""];
+      waiting = waiting.slice(whole.length);
+      say(whole);
+    },
+    end(note) { say(waiting); say(note); },
+  };
+}
+
 function follow(change) {
   const box = $("conversation"), atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
   change();
@@ -175,6 +196,7 @@ async function ask(reply, signal) {
     const text = choice ? choice.delta ? choice.delta.content ?? "" : choice.text : "";
     written.text += text;
     if (text) follow(() => { reply.phase = ""; reply.note.textContent = ""; reply.words.append(text); });
+    reply.speaker.add(text);
     if (choice?.finish_reason === "length") written.notes.push("cut at the maximum of tokens");
     if (event.usage) {
       const seconds = (performance.now() - begun) / 1000, count = event.usage.completion_tokens;
@@ -196,6 +218,8 @@ async function send() {
   if (connecting) return tell(NOT_YET, false);
   running = new AbortController();
   tell(WRITING, false);
+  // The button that was pressed goes; the focus must not go with it.
+  if (document.activeElement.matches("#send, #starters button")) $("input").focus();
   $("send").hidden = true; $("stop").hidden = false;
   let reply = null, ticking = 0;
   const turns = messages, begun = performance.now();
@@ -207,6 +231,7 @@ async function send() {
     $("input").value = ""; fit();
     attached = []; showAttached();
     follow(() => { show("user").words.append(...images.map(picture), text); reply = show("assistant"); });
+    reply.speaker = speaker(model.id);
     $("conversation").scrollTop = $("conversation").scrollHeight;
     reply.item.classList.add("writing");
     ticking = setInterval(() => tick(reply, begun), 250);
@@ -221,9 +246,10 @@ async function send() {
     running = null;
     clearInterval(ticking);
     if ([WAIT, WRITING].includes($("status").textContent)) tell("");
+    // Who reads the reply or changes settings meanwhile stays there.
+    if (document.activeElement.matches("body, #stop")) $("input").focus();
     $("send").hidden = false; $("stop").hidden = true;
     if (reply) finish(reply, text, images, turns);
-    $("input").focus();
   }
 }
 
@@ -236,6 +262,7 @@ function tick(reply, begun) {
 function finish(reply, text, images, turns) {
   reply.item.classList.remove("writing");
   follow(() => { reply.note.textContent = reply.written.notes.join(" · "); });
+  reply.speaker.end(reply.note.textContent);
   if (reply.written.text.trim()) turns.push({role: "assistant", content: reply.written.text});
   else {
     // A turn without a reply is removed, so that the message can be sent again.
@@ -254,9 +281,11 @@ function fit() {
   $("input").style.height = `${$("input").scrollHeight + 2}px`;
 }
 
-function openSettings(open) {
+function openSettings(open, field = "system") {
   $("settings").hidden = !open;
   $("open-settings").setAttribute("aria-expanded", String(open));
+  if (open) $(field).focus();
+  else $("open-settings").focus();
 }
 
 $("compose").addEventListener("submit", event => { event.preventDefault(); send(); });
@@ -274,13 +303,18 @@ document.addEventListener("paste", event => {
 document.addEventListener("dragover", event => event.preventDefault());
 document.addEventListener("drop", event => { event.preventDefault(); attach(event.dataTransfer.files); });
 $("stop").addEventListener("click", () => running?.abort());
-document.addEventListener("keydown", event => { if (event.key === "Escape") running?.abort(); });
+document.addEventListener("keydown", event => {
+  if (event.key !== "Escape" || event.isComposing) return;
+  if (running) running.abort();
+  else if (!$("settings").hidden) openSettings(false);
+});
 $("open-settings").addEventListener("click", () => openSettings($("settings").hidden));
 $("new").addEventListener("click", () => {
   running?.abort();
   messages = [];
   attached = []; showAttached();
   $("messages").replaceChildren();
+  $("spoken").replaceChildren();
   $("empty").hidden = false;
   $("input").focus();
 });
