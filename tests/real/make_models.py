@@ -5,14 +5,15 @@ as GGUF files.
 
 FOLDER/smollm2: SmolLM2-135M-Instruct with its chat template (Apache-2.0). FOLDER/gemma3: Gemma 3
 270M, a base model with another tokenizer (Gemma's terms of use). Both in float32, 0.5 and 1.1 GB;
-each takes less than a minute, and a folder that is there is kept. `make test-real` installs the
-packages, those of `PACKAGES`.
+each takes less than a minute, and a folder that is there is kept. `make real-models` installs the
+packages, those of `PACKAGES`, and runs this.
 
 The weights were quantised to four bits and are converted back, so published scores are not reached;
 tokenizers, configurations and behaviour are real.
 """
 
 import hashlib
+import shlex
 import shutil
 import sys
 import tempfile
@@ -41,7 +42,9 @@ def weight_files(name: str) -> list[Path]:
         try:
             files = distribution(package).files or []
         except PackageNotFoundError:
-            raise SystemExit(f"{package} is not installed; `make test-real` installs it") from None
+            raise SystemExit(
+                f"{package} is not installed; `make real-models MODELS={name}` installs it"
+            ) from None
         found += [Path(str(file.locate())) for file in files if ".gguf" in file.name]
     return found
 
@@ -82,7 +85,9 @@ def plain_model(folder: Path, gguf: str) -> Any:
 def make_model(name: str, output: Path) -> None:
     """Write a model's folder; it appears when it is complete."""
     from transformers import AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as temporary:
         work, made = Path(temporary), Path(temporary) / "made"
@@ -92,13 +97,26 @@ def make_model(name: str, output: Path) -> None:
         shutil.move(made, output)
 
 
+def say_where(folder: Path) -> str:
+    """Where a model is, and how a lesson or a program takes it."""
+    return (
+        f"penstock: {folder.name} is in {folder}\n"
+        f"  in a lesson's folder:  ln -s {shlex.quote(str(folder))} {folder.name}\n"
+        f"  in Python:             ps.open_run({str(folder)!r}), or as a model's name anywhere"
+    )
+
+
 def main() -> None:
-    """Make the folders named on the command line, or all."""
+    """Make the folders named on the command line, or all, and say where they are."""
     base, *names = sys.argv[1:]
+    if unknown := sorted(set(names) - set(PACKAGES)):
+        raise SystemExit(f"no model {unknown[0]!r} here; there are {', '.join(PACKAGES)}")
     for name in names or PACKAGES:
-        if not (Path(base) / name / "config.json").is_file():
-            print(f"penstock: making {Path(base) / name} (once)", flush=True)
-            make_model(name, Path(base) / name)
+        folder = (Path(base) / name).resolve()
+        if not (folder / "config.json").is_file():
+            print(f"penstock: making {folder} (once)", flush=True)
+            make_model(name, folder)
+        print(say_where(folder), flush=True)
 
 
 if __name__ == "__main__":

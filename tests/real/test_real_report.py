@@ -68,5 +68,5 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(make_models.PACKAGES, "smollm2", ("no-such-package-of-weights",))
-    with pytest.raises(SystemExit, match=r"no-such-package.*`make test-real`"):
+    with pytest.raises(SystemExit, match=r"no-such-package.*`make real-models MODELS=smollm2`"):
         make_models.weight_files("smollm2")
