@@ -19,6 +19,7 @@ and anywhere on the page:
 
     <!-- needs: av, soundfile -->    the page is skipped where one of these modules is not there
     <!-- models: smollm2 -->         the page needs folders of these real models: `make test-real` runs it alone
+    <!-- given: model: Any; … -->    names that blocks use and the reader has, with their types, for the type checker
 
 What a block prints is compared line by line: colours, the amount of white space and the values of
 numbers do not count, `…` stands for anything within a line, and a line that is only `…` for any
@@ -171,6 +172,12 @@ def models(page: Path) -> list[str]:
     """The folders with real models that the page needs."""
     found = re.findall(r"<!-- models: (.*?) -->", page.read_text(encoding="utf-8"))
     return [name.strip() for names in found for name in names.split(",")]
+
+
+def given(page: Path) -> list[str]:
+    """The names that the page's reader has, each as `name: type`."""
+    found = re.findall(r"<!-- given: (.*?) -->", page.read_text(encoding="utf-8"))
+    return [one.strip() for names in found for one in names.split(";")]
 
 
 def run_page(page: Path, folder: Path) -> list[tuple[Block, Output]]:

@@ -3,6 +3,7 @@ settings classes that declare them: `make keywords`. A test compares what is che
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -302,7 +303,9 @@ class Writer:
 
 
 def _written(hint: ast.expr) -> str:
-    return ast.unparse(hint).replace("'", '"')
+    """A type as users give it: a list, too, where settings hold a tuple."""
+    text = ast.unparse(hint).replace("'", '"')
+    return re.sub(r"tuple\[([\w.]+), \.\.\.\]", r"list[\1] | tuple[\1, ...]", text)
 
 
 def _import_order(name: str) -> tuple[int, str]:

@@ -10,7 +10,7 @@ from penstock.chat.masks.mask_settings import ControlTextPolicy, Terminators
 class MaskKeywords(TypedDict, total=False):
     """Settings of the mask; see `MaskSettings`."""
 
-    roles_to_train: tuple[str, ...]
+    roles_to_train: list[str] | tuple[str, ...]
     train_on_inputs: bool
     train_on_eos: Terminators
     train_on_eot: Terminators | None

@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 from penstock.chat import Template
 from penstock.core.folders import is_url, local_path, normal_url
-from penstock.core.json_values import JsonObject
 from penstock.core.terminal import short_number
 from penstock.core.urls import shown_url
 from penstock.data.prepare.chat_notices import describe_template
@@ -57,7 +56,7 @@ from penstock.tokenizers.loading import load_tokenizer
 
 
 def prepare(
-    source: Paths | Sequence[Paths] | Iterable[str | JsonObject],
+    source: Paths | Sequence[Paths] | Iterable[Any],
     *,
     tokenizer: Paths | Tokenizer,
     output: Paths,

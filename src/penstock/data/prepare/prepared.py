@@ -1,11 +1,11 @@
 """What `prepare` returns: the dataset, opened, with its report."""
 
-from functools import cached_property
 from pathlib import Path
 from typing import Self, TypeVar, final
 
 from penstock.core.errors import ConfigError
 from penstock.core.folders import is_url
+from penstock.core.properties import cached_property
 from penstock.core.urls import split_query
 from penstock.data.reports.report import PrepareReport
 from penstock.data.shards.dataset import Dataset

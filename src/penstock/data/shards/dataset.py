@@ -7,7 +7,6 @@ before it is needed.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -17,6 +16,7 @@ from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError, CorruptionError, PenstockError
 from penstock.core.folders import is_url, local_path
 from penstock.core.notebook import bars, card
+from penstock.core.properties import cached_property
 from penstock.core.urls import Address
 from penstock.data import reports
 from penstock.data.shards.for_datasets import TargetColumn, to_datasets

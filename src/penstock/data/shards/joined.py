@@ -9,7 +9,6 @@ that come) and the batch tables (72 bytes for 1,024 documents); tokens stay wher
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -18,6 +17,7 @@ import numpy as np
 from penstock.core.arrays import Array
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonObject
+from penstock.core.properties import cached_property
 from penstock.data.shards.dataset import Dataset
 from penstock.data.shards.format.images import MediaInfo
 from penstock.data.shards.format.manifest import ChatInfo, TokenizerInfo

@@ -26,7 +26,6 @@ import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cached_property
 from typing import Any, Literal, final
 
 import numpy as np
@@ -44,6 +43,7 @@ from penstock.chat.records.layout_settings import resolve_roles
 from penstock.chat.render.template import Template
 from penstock.core.arrays import Array, Bool, Float32
 from penstock.core.errors import ConfigError, RecordError
+from penstock.core.properties import cached_property
 from penstock.integrations.huggingface.vision_batches import ImageBatches
 from penstock.integrations.huggingface.vision_examples import (
     RowWeigher,

@@ -183,21 +183,36 @@ class ModelInput:
         return len(self.source_ids)
 
 
-class StepFields(TypedDict, Generic[ArrayT]):
-    """The rows of a step, each field in one array of NumPy, torch or JAX: see `Step.arrays`."""
+class _Fields(TypedDict, Generic[ArrayT]):
+    """Fields of rows, each in one array of NumPy, torch or JAX.
+
+    `| Any`: None only where `requirements` leave the field out, which who wrote them knows.
+    """
 
     tokens: ArrayT
     targets: ArrayT
-    loss_weights: ArrayT | None
-    positions: ArrayT | None
-    document_ids: ArrayT | None
+    loss_weights: ArrayT | Any
+    positions: ArrayT | Any
+    document_ids: ArrayT | Any
     prefix: ArrayT | None
-    cu_seqlens: ArrayT | None
-    max_seqlen: int | None
+    cu_seqlens: ArrayT | Any
+    max_seqlen: int | Any
     reach: ArrayT | None
     columns: Mapping[str, ArrayT]
-    media: RowMedia | None
     num_tokens: int
+
+
+class RowFields(_Fields[ArrayT]):
+    """One row: see `to_torch`."""
+
+    source_ids: ArrayT
+    prefix_lengths: ArrayT | None
+
+
+class StepFields(_Fields[ArrayT]):
+    """The rows of a step: see `Step.arrays`."""
+
+    media: RowMedia | None
     tokens_per_row: list[int]
 
 

@@ -5,7 +5,7 @@ Arrays become tensors without a copy where the dtype is right and the device is 
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from penstock.core.arrays import Array
 from penstock.core.errors import MissingExtraError
@@ -18,7 +18,7 @@ except ImportError as error:
 
 import numpy as np
 
-from penstock.plan.inputs.model_input import ModelInput
+from penstock.plan.inputs.model_input import ModelInput, RowFields
 
 _INT64 = ("tokens", "targets", "positions")
 """Fields that torch needs in int64; converted on the device, so that fewer bytes are copied."""
@@ -32,7 +32,7 @@ refill it until then.
 @suggests
 def to_torch(
     row: ModelInput, device: torch.device | str | None = None, non_blocking: bool = True
-) -> dict[str, torch.Tensor | int | None]:
+) -> RowFields[torch.Tensor]:
     """The fields of a row by name: arrays as tensors (tokens, targets, positions in int64), numbers
     as they are.
 
@@ -59,7 +59,7 @@ def to_torch(
             "columns",
         )
     }
-    return as_tensors(fields, device, non_blocking)
+    return cast("RowFields[torch.Tensor]", as_tensors(fields, device, non_blocking))
 
 
 def as_tensors(

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
 import numpy as np
 
@@ -296,9 +296,14 @@ def _shown_path(path: object) -> str:
 
 
 Sources: TypeAlias = (
-    Source | Place | Corpus | Sequence[Source | Place | Corpus] | Mapping[str, float]
+    Source
+    | Place
+    | Corpus
+    | Sequence[Source | Place | Corpus]
+    | Mapping[str, float]
+    | Mapping[Place | Corpus, float]
 )
-"""What a mixture is made of: one source or several, or a mapping of path → share."""
+"""What a mixture is made of: one source or several, or a mapping of path or dataset → share."""
 
 
 @suggests
@@ -317,6 +322,10 @@ class Mixture:
     """At least one; names are unique. Also a single one, a path, or a mapping of path → share."""
     changes: Sequence[ShareChange] = ()
     """Changes of shares, by rising step."""
+
+    if TYPE_CHECKING:  # a dataclass takes what its fields hold, and this takes more
+
+        def __init__(self, sources: Sources, changes: Sequence[ShareChange] = ()) -> None: ...
 
     def __post_init__(self) -> None:
         given: Any = self.sources

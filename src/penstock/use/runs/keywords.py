@@ -60,12 +60,12 @@ class Common(OptimizerKeywords, ScheduleKeywords, total=False):
     policy: PolicySettings | Values | Literal["clip", "cispo"] | None
     z_loss: float
     lora: LoraSettings | Values | None
-    frozen: tuple[str, ...]
+    frozen: list[str] | tuple[str, ...]
     feature_cache: str | None
     micro_sequences: int
     rows_per_pass: int | None
     attention: AttentionBackend
-    recurrent: RecurrentBackend | tuple[RecurrentBackend, ...]
+    recurrent: RecurrentBackend | list[RecurrentBackend] | tuple[RecurrentBackend, ...]
     device: str
     threads: int | None
     precision: Precision
@@ -78,7 +78,7 @@ class Common(OptimizerKeywords, ScheduleKeywords, total=False):
     checkpoints: CheckpointSettings | Values
     evaluators: Mapping[str, Evaluation]
     log_every: int
-    log: TrackerName | tuple[TrackerName, ...]
+    log: TrackerName | list[TrackerName] | tuple[TrackerName, ...]
     log_project: str | None
     log_name: str | None
     tensor_logs: TensorLogSettings | Values
@@ -115,7 +115,7 @@ class ModelKeywords(TypedDict, total=False):
     norm_eps: float
     tied: bool
     prediction_heads: int
-    prediction_weights: tuple[float, ...]
+    prediction_weights: list[float] | tuple[float, ...]
     sliding_window: int | None
     attention_softcap: float | None
     logit_softcap: float | None
@@ -123,7 +123,7 @@ class ModelKeywords(TypedDict, total=False):
     dtype: Dtype
     vision: VisionSettings | Values | None
     blocks: Mapping[str, BlockSettings | Values]
-    pattern: tuple[str, ...]
+    pattern: list[str] | tuple[str, ...]
 
 
 class OpeningKeywords(TypedDict, total=False):
@@ -144,7 +144,7 @@ class GenerateKeywords(OpeningKeywords, total=False):
     seed: int
     min_tokens: int
     max_tokens: int | None
-    stop: tuple[str, ...]
+    stop: list[str] | tuple[str, ...]
     logprobs: int | None
     tempered_logprobs: bool
     frequency_penalty: float
@@ -182,7 +182,7 @@ class ServeKeywords(OpeningKeywords, total=False):
 
     host: str
     port: int
-    api_keys: tuple[str, ...]
+    api_keys: list[str] | tuple[str, ...]
     sequences: int
     waiting: int
     waiting_seconds: float

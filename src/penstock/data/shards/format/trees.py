@@ -19,13 +19,13 @@ words.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, NamedTuple, Self, final
 
 import numpy as np
 
 from penstock.core.arrays import Array, Float64, Int64, UInt32
 from penstock.core.errors import ConfigError, CorruptionError
+from penstock.core.properties import cached_property
 from penstock.core.ragged import Ragged
 from penstock.data.stores.files import checksum
 
