@@ -35,3 +35,21 @@ def test_pictures_and_pages_that_are_linked_exist() -> None:
     assert [
         link for link in links if "://" not in link and not (README.parent / link).exists()
     ] == []
+
+
+def test_the_real_model_says_what_the_lesson_shows():
+    """The lesson is run by `make test-real`, which writes what it printed."""
+    text = README.read_text(encoding="utf-8")
+    lesson = (README.parent / "docs/tutorials/real-model.md").read_text(encoding="utf-8")
+    section = text.partition("## On a real model")[2].partition("\n## ")[0].replace("\\|", "¦")
+    rows = [line.split("|")[1:4] for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 2
+    for message, before, after in rows:
+        plain = after.strip(" `").replace("¦", "|")
+        assert re.search(rf"^message: +{re.escape(message.strip())}$", lesson, re.MULTILINE)
+        for answer in (before.strip(), plain):
+            assert re.search(rf"^model: +{re.escape(answer)}$", lesson, re.MULTILINE), answer
+    assert re.search(r"^\d+ of \d+ are right to the letter", section, re.MULTILINE)[0] in lesson
+    code = next(block for block in read_blocks(README) if "lora" in block.code).code
+    told = [line.strip() for line in code.splitlines() if "=" in line and "output" not in line]
+    assert [line for line in told if line not in lesson] == []

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from penstock.core.errors import ConfigError, OutputError
+from penstock.learn.training import trackers
 from penstock.use.cli.plan import run as plan_verb
 from penstock.use.cli.train import run as train_verb
 from penstock.use.runs.dry_runs import PLANNED_ROWS
@@ -82,8 +83,8 @@ def test_writers_get_the_run_file_with_its_overrides(run_file, tmp_path, monkeyp
     class Writer:
         replaces = True
 
-        def __init__(self, run, project, name, config, known):
-            seen.append((project, config))
+        def __init__(self, start):
+            seen.append((start.project, start.config))
 
         def see(self, record):
             """Nothing is kept."""
@@ -91,7 +92,7 @@ def test_writers_get_the_run_file_with_its_overrides(run_file, tmp_path, monkeyp
         def close(self):
             """Nothing is open."""
 
-    monkeypatch.setattr("penstock.learn.training.trackers.WandB", Writer)
+    monkeypatch.setitem(trackers._TRACKERS, "wandb", Writer)
     monkeypatch.setattr("penstock.learn.training.checks.find_spec", lambda name: name)
     changes = [
         "training.steps=2",

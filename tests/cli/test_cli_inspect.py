@@ -224,11 +224,11 @@ def test_settings_of_chats_come_from_options(inspect):
     [
         (
             ["chats.jsonl"],
-            "chats.jsonl: raw records; to show conversations set tokenizer and template",
+            "chats.jsonl: raw records; to show conversations set --tokenizer and --template",
         ),
         (
             ["chats.jsonl", "--template", "chat.jinja"],
-            "raw conversations need a tokenizer: set tokenizer",
+            "raw conversations need a tokenizer: set --tokenizer",
         ),
         (
             ["chats.jsonl", "-t", "tokenizer", "--set", "mask_histroy=1"],

@@ -13,10 +13,10 @@ from makers.processes import child_environment, run_python
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ABSENT = {
-    *("flash_attn", "lightning", "megatron.core", "msgspec", "orbax.checkpoint"),
+    *("flash_attn", "lightning", "megatron.core", "msgspec", "my_data", "orbax.checkpoint"),
     *("prime_rl.transport", "trl", "verl"),
 }
-"""Packages of others that pages use, and that the tests' environment may lack."""
+"""What pages import and the tests' environment may lack: packages of others, a reader's module."""
 THEIRS = {
     "docs/how-to/trainers/loops.md": ["is not exported from module"],
     "docs/tutorials/real-model.md": ['Cannot access attribute "generate"'],

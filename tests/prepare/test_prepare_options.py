@@ -19,10 +19,13 @@ from penstock.data.sources import Fields
 
 
 def given(settings: type) -> dict[str, Any]:
-    """Field → type, of the fields that can be given."""
+    """Field → type, of the fields that can be given; for a tuple of texts a list does, too."""
     hints = get_type_hints(settings)
+    wider = {tuple[str, ...]: list[str] | tuple[str, ...]}
     return {
-        name: hints[name] for name, field in settings.__dataclass_fields__.items() if field.init
+        name: wider.get(hints[name], hints[name])
+        for name, field in settings.__dataclass_fields__.items()
+        if field.init
     }
 
 

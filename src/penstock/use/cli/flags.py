@@ -114,7 +114,9 @@ def as_flags(message: str, flags: Flags) -> str:
     listed = _any_of(names)
     message = re.sub(rf"\bset ({listed}) to ({_WORD})", given, message)
     message = re.sub(
-        rf"(?<![\w.\"'-])({listed}): (\{{[^{{}}]*\}}|\[[^\[\]]*\]|…|{_WORD})", assigned, message
+        rf"(?<![\w.\"'-])({listed}): (\{{[^{{}}]*\}}|\[[^\[\]]*\]|…|{_WORD}(?![\w-]*: ))",
+        assigned,
+        message,
     )
     # "set NAME", "set NAME and NAME" and "NAME must be …" name settings, whatever their words.
     message = re.sub(
