@@ -45,7 +45,7 @@ def test_values_and_methods_have_types(tmp_path):
         'Revealed type is "int"',
         'Revealed type is "penstock.data.shards.dataset.Dataset"',
         'Revealed type is "torch._tensor.Tensor"',
-        'Revealed type is "int | None"',
+        'Revealed type is "int | Any"',
         'Revealed type is "numpy.ndarray[Any, numpy.dtype[Any]]"',
     ]
     errors = [text for kind, text in found if kind == "error"]

@@ -96,9 +96,9 @@ def train(
 def _run_file(given: str | Path) -> str:
     if (Path(given) / "run.yaml").is_file():
         raise ConfigError(
-            f"{given}: is the folder of a run; to go on with it, resume it: "
-            f"ps.open_run({str(given)!r}).resume() (penstock train {given}/run.yaml --output "
-            f"{given} --resume)"
+            f"{given}: is the folder of a run; to go on with it, call "
+            f"ps.open_run({str(given)!r}).resume(), or give {given}/run.yaml, the folder as output, "
+            "and resume=True (--resume)"
         )
     if Path(given).suffix not in (".yaml", ".yml", ".json") and not Path(given).is_file():
         raise ConfigError(
