@@ -97,8 +97,8 @@ def _run_file(given: str | Path) -> str:
     if (Path(given) / "run.yaml").is_file():
         raise ConfigError(
             f"{given}: is the folder of a run; to go on with it, call "
-            f"ps.open_run({str(given)!r}).resume(), or give {given}/run.yaml, the folder as output, "
-            "and resume=True (--resume)"
+            f"ps.open_run({str(given)!r}).resume(), or give {given}/run.yaml, the folder "
+            "as output, and resume=True (--resume)"
         )
     if Path(given).suffix not in (".yaml", ".yml", ".json") and not Path(given).is_file():
         raise ConfigError(
