@@ -306,6 +306,19 @@ def test_what_depends_on_the_number_of_steps_is_left_to_the_user_or_computed(
     assert "decide" not in {fate for one in fates(known).values() for fate in one}
 
 
+def test_memory_and_early_stopping_are_carried(tmp_path: Path) -> None:
+    given = {**BASE, "gradient_checkpointing": True, "early_stopping_patience": 3}
+    found = translate(tmp_path, {**given, "val_set_size": 0.1})
+    training = loaded(tmp_path, found).training
+    assert training.activation_checkpointing == "full"
+    assert training.evaluators["held out"].patience == 3
+    named = ("gradient_checkpointing", "early_stopping_patience")
+    assert [fates(found)[name] for name in named] == [{"mapped"}] * 2
+    alone = translate(tmp_path, {**given, "gradient_checkpointing": False})
+    assert loaded(tmp_path, alone).training.activation_checkpointing == "none"
+    assert fates(alone)["early_stopping_patience"] == {"decide"}, "nothing is held out"
+
+
 @pytest.mark.parametrize("value", [None, True, False, 1, "x", {"a": 1}])
 def test_every_key_of_axolotl_is_accounted_for(tmp_path: Path, value: Any) -> None:
     for key in set(KEYS) - {"datasets", "test_datasets", "pretraining_dataset", "base_model"}:

@@ -213,6 +213,10 @@ def test_grpo_of_trl_is_a_round(tmp_path: Path) -> None:
     assert (run.data.loader.rows_per_step, run.data.loader.sequence_length) == (2, 1424)
     assert found.commands[0].startswith("penstock rollouts org/base prompts.jsonl --reward")
     assert "--samples 4 --max-tokens 100" in found.commands[0]
+    sampled, trained = (shlex.split(line) for line in found.commands[-2:])
+    first = shlex.split(found.commands[-3])[-1]
+    assert sampled[:3] == ["penstock", "rollouts", first], "the next round goes on from the first"
+    assert trained[-3::2] == [f"model=from:{first}", f"data.sources.0.path={sampled[-1]}"]
     assert fates(found)["top_p"] == {"unsupported"}
     assert fates(found)["max_steps"] == {"differs"}
 
@@ -236,6 +240,7 @@ def test_llama_factory_with_its_datasets(tmp_path: Path) -> None:
         "finetuning_type": "lora", "lora_target": "q_proj,v_proj", "quantization_bit": 4,
         "cutoff_len": 1024, "packing": True, "mask_history": True, "warmup_ratio": 0.1,
         "lr_scheduler_type": "cosine", "report_to": "none", "val_size": 0.1,
+        "early_stopping_steps": 2, "gradient_checkpointing": True, "eval_strategy": "steps",
         "cutof_len": 3,
     }  # fmt: skip
     found = translate(tmp_path, given, steps=50)
@@ -244,6 +249,8 @@ def test_llama_factory_with_its_datasets(tmp_path: Path) -> None:
     assert (run.training.lora.quantize, run.training.lora.targets) == ("nf4", ("q_proj", "v_proj"))
     assert (run.data.attention, run.data.loader.packing) == ("row", "best_fit")
     assert run.training.schedule.warmup_steps == 5
+    assert run.training.evaluators["held out"].patience == 2
+    assert run.training.activation_checkpointing == "full"
     assert run.chat.mask_settings.mask_history
     first, second = (shlex.split(line) for line in found.commands[:2])
     assert "fields={instruction: ask, output: say}" in first

@@ -25,6 +25,10 @@ ROOT = Path(__file__).parents[2]
 OWN = ROOT / "examples" / "own_code.py"
 
 
+async def awaited(model, step, record):
+    return 1.0
+
+
 def load(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -103,6 +107,7 @@ def test_functions_that_can_be_imported_are_written_by_name(data, tmp_path):
         ({"loss": "nowhere.py:f"}, "there is no file nowhere.py"),
         ({"loss": f"{OWN}:focal_los"}, "has no 'focal_los'; did you mean 'focal_loss'?"),
         ({"loss": lambda model, row: 0}, "expected a function (model, row, denominators)"),
+        ({"on_step": awaited}, "training.on_step: found an async function"),
         ({"loss": lambda model, row, denominators: 0.0}, "gave 0.0; expected a scalar tensor"),
         (
             {"loss": lambda model, row, denominators: model(row)},

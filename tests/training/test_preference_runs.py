@@ -33,6 +33,10 @@ SETTINGS = {
 PREFERENCE = {"kind": "dpo", "beta": 0.5}
 
 
+async def awaited(record, answer):
+    return 1.0
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """Pairs in which the better answer says "water", labelled answers, a held-out set, and a run to
@@ -489,6 +493,7 @@ def test_rounds_from_a_folder_of_transformers_keep_its_template(data, tmp_path, 
         ({"prompts": ["water " * 300]}, RecordError, "tokens; expected 1 to"),
         ({"reward": lambda record, answer: float("nan")}, ConfigError, "expected a finite number"),
         ({"reward": lambda answer: 1.0}, ConfigError, "reward"),
+        ({"reward": awaited}, ConfigError, "reward: found an async function, .*asyncio.run"),
         ({"reward": lambda answer, finish_reason: 1.0}, ConfigError, "reward"),
         ({"temperature": 0}, ConfigError, "temperature is 0"),
     ],

@@ -72,6 +72,11 @@ def check_signature(function: Any, where: str, parameters: Sequence[str]) -> Cal
     called: Callable[..., Any] = function
     if not callable(function):
         raise ConfigError(f"{where}: found {function!r}, expected {expected}")
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(
+            f"{where}: found an async function, expected {expected}; call it in one that is not, "
+            "with asyncio.run"
+        )
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

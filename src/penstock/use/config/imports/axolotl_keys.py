@@ -26,8 +26,8 @@ _ROLLOUTS = (
     "DAPO, GSPO)"
 )
 _STOP = (
-    "look at the curves (`penstock plot`) and take the checkpoint that you want; training never "
-    "stops early"
+    "set `patience` of an evaluator (training.evaluators), or look at the curves (`penstock plot`) "
+    "and take the checkpoint that you want"
 )
 
 
@@ -46,7 +46,7 @@ NO_EFFECT: Mapping[str, str] = {
         "the attention kernel is chosen and tried at the start (training.attention: auto)",
     ),
     **_each(
-        "gradient_checkpointing gradient_checkpointing_kwargs selective_checkpointing "
+        "gradient_checkpointing_kwargs selective_checkpointing "
         "activation_offloading layer_offloading tiled_mlp tiled_mlp_num_shards "
         "tiled_mlp_use_original_mlp chunked_cross_entropy chunked_cross_entropy_num_chunks "
         "ple_cpu_offload lora_on_cpu low_cpu_mem_usage max_memory gpu_memory_limit gc_steps "
@@ -182,7 +182,7 @@ UNSUPPORTED: Mapping[str, str] = {
         "give your own loss (training.loss) or model (model: module:function)",
     ),
     **_each(
-        "early_stopping_patience load_best_model_at_end metric_for_best_model greater_is_better "
+        "load_best_model_at_end metric_for_best_model greater_is_better "
         "loss_watchdog_threshold loss_watchdog_patience",
         _STOP,
     ),

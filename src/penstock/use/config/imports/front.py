@@ -37,6 +37,7 @@ TRAINER: Mapping[str, tuple[str, Any]] = {
     "bf16": ("bf16", None),
     "fp16": ("fp16", None),
     "torch_compile": ("torch_compile", None),
+    "gradient_checkpointing": ("gradient_checkpointing", None),
     "deepspeed": ("deepspeed", None),
     "fsdp": ("fsdp", None),
     "fsdp_config": ("fsdp_config", None),

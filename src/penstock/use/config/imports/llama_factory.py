@@ -221,6 +221,7 @@ def _data(front: Front, stage: str) -> None:
         if found:
             front.values[place] = found
             theirs.noted.add(name)
+    front.take("early_stopping_steps", "early_stopping_patience")
     size = theirs.number("val_size", 0.0)
     if size:
         front.take("val_size", "val_set_size")

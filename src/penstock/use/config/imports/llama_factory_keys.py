@@ -132,7 +132,6 @@ UNSUPPORTED: Mapping[str, str] = {
     ),
     "new_special_tokens_config": "name the tokens in `penstock tokenizer add`",
     "disable_shuffling": "set `shuffle: none` of the sources",
-    "early_stopping_steps": "set `patience` of an evaluator (training.evaluators)",
     **each(
         "pref_bco_weight kto_chosen_weight kto_rejected_weight ld_alpha",
         "training.preference has kind, beta, label_smoothing, gamma, sft_weight and also",

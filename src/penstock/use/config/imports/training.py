@@ -86,6 +86,9 @@ def read_training(keys: Keys, steps: int | None, epochs: float, rl: str) -> Json
         training["compile"] = True
     keys.mapped("torch_compile", "training.compile")
     _placement(keys, training)
+    if keys.get("gradient_checkpointing"):
+        training["activation_checkpointing"] = "full"
+    keys.mapped("gradient_checkpointing", "training.activation_checkpointing")
     training["checkpoints"] = _checkpoints(keys, steps, epochs)
     _trackers(keys, training)
     if precision := _precision(keys):
@@ -433,6 +436,9 @@ def read_evaluation(
     for name in ("eval_strategy", "evaluation_strategy"):
         keys.mapped(name, "training.evaluators")
     if not paths or strategy == "no":
+        if keys.get("early_stopping_patience"):
+            why = "nothing is evaluated: give held-out data, then `patience` of an evaluator"
+            keys.note("early_stopping_patience", "decide", why, shown=True)
         return share, None
     if (
         every is None
@@ -446,4 +452,7 @@ def read_evaluation(
         found["data"] = paths[0]
     else:
         found["sources"] = [{"path": path, "name": path.removeprefix("data/")} for path in paths]
+    if patience := keys.whole("early_stopping_patience"):
+        found["patience"] = patience
+    keys.mapped("early_stopping_patience", "patience of training.evaluators")
     return share, found if every is None else {**found, "every": every}

@@ -35,7 +35,7 @@ OF_NONE = ("max_length", "truncation_mode", "loss_weights", "vllm_importance_sam
 OF_SEVERAL = {"beta", "precompute_ref_log_probs"}
 """Of these, those that other methods have, too."""
 _POLICIES = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant"}
-_ROUND = "data/round-1"
+_ROUND, _NEXT = "data/round-1", "data/round-2"
 
 
 def method_of(values: Mapping[str, Any]) -> Method | None:
@@ -374,12 +374,14 @@ def _grpo(front: Front, run_file: str, ranks: int, steps: int | None) -> Importe
         for name in ("max_steps", "num_train_epochs"):
             if theirs.get(name) is not None:
                 theirs.note(
-                    name, "differs", "the run file is one round; repeat rounds until it is reached"
+                    name,
+                    "differs",
+                    "the run file is one round; the last two commands are the next one: repeat "
+                    "them, with the numbers after those, until it is reached",
                 )
     for name in ("top_p", "top_k", "min_p", "repetition_penalty"):
         if theirs.get(name) in (1, 1.0, 0, -1) and theirs.get(name) is not None:
             theirs.note(name, "no effect", "it is off")
-    theirs.note("reward_funcs", "decide", UNSUPPORTED["reward_funcs"])
     if theirs.get("num_iterations") == 1:
         theirs.note("num_iterations", "no effect", "a round's answers are seen once")
     made = front.translate(run_file, ranks, steps, _no_effect("grpo"), UNSUPPORTED)
@@ -390,6 +392,7 @@ def _grpo(front: Front, run_file: str, ranks: int, steps: int | None) -> Importe
     run["data"]["sources"] = [{"path": _ROUND, "max_epochs": 1, "too_long": "drop"}]
     training.pop("evaluators", None)
     training["policy"] = policy
+    theirs.note("reward_funcs", "decide", UNSUPPORTED["reward_funcs"])
     theirs.note(
         "per_device_train_batch_size",
         "decide",
@@ -401,15 +404,22 @@ def _grpo(front: Front, run_file: str, ranks: int, steps: int | None) -> Importe
         theirs.note("dataset_name", "decide", "save its prompts as prompts.jsonl")
         prompts = "prompts.jsonl"
     model = str(front.values["base_model"])
-    sample = (
-        f"penstock rollouts {quoted(model)} {quoted(prompts)} --reward rewards.py:reward "
-        f"--samples {each} --max-tokens {longest} --temperature {temperature:g} -o {_ROUND}"
+    asked = (
+        f"{quoted(prompts)} --reward rewards.py:reward --samples {each} --max-tokens {longest} "
+        f"--temperature {temperature:g}"
     )
+    sample = f"penstock rollouts {quoted(model)} {asked} -o {_ROUND}"
     theirs.notes[:] = [
         note for note in theirs.notes if not note.text.startswith("penstock prepare")
     ]
     kept = [line for line in made.commands if "penstock prepare" not in line]
-    return replace(made, run=run, commands=[sample, *kept])
+    done = str(front.values["output_dir"])
+    again = f"penstock rollouts {quoted(done)} {asked} --seed 1000000 -o {_NEXT}"
+    trained = (
+        f"{kept[-1].rpartition(' -o ')[0]} -o {quoted(f'{done}-2')} "
+        f"--set {quoted(f'model=from:{done}')} --set data.sources.0.path={_NEXT}"
+    )
+    return replace(made, run=run, commands=[sample, *kept, again, trained])
 
 
 def _policy(front: Front, longest: int) -> JsonObject:

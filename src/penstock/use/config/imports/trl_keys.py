@@ -34,7 +34,7 @@ NO_EFFECT: Mapping[str, str] = {
         "transformers_continuous_batching_config use_transformers_paged generation_batch_size "
         "num_generations_eval log_completions log_multimodal num_completions_to_print "
         "log_unique_prompts log_completions_hub_repo",
-        "`penstock rollouts` samples with its own engine, or one that --engine names",
+        "`penstock rollouts` samples with its own engine, or, with --environment, that of --engine",
     ),
 }
 """Key → why it does not change the trained model."""
