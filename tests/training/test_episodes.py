@@ -66,6 +66,16 @@ def test_a_conversation_may_be_called_prompt_in_episodes(run, tmp_path):
     assert first == second
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_tools_that_the_template_does_not_write_are_refused(run, tmp_path, own):
+    tools = [{"type": "function", "function": {"name": "add", "description": "Adds."}}]
+    prompts = [{"prompt": "say water", "tools": tools}] if own else PROMPTS
+    more = {} if own else {"tools": tools}
+    with pytest.raises(ConfigError, match="tools: the chat template writes none of them"):
+        run.rollouts(prompts, output=tmp_path / "d", environment=twice, **more, **OPTIONS)
+    assert not list(tmp_path.iterdir())
+
+
 def test_their_file_can_be_prepared_again(run, tmp_path):
     found = run.rollouts(PROMPTS, output=tmp_path / "data", environment=twice, **OPTIONS)
     again = ps.prepare_trajectories(

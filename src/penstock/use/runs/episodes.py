@@ -22,7 +22,7 @@ from typing import Any, final
 
 from penstock.chat import FinishedTrajectory, Template, Trajectory, TrajectoryReader
 from penstock.chat.trajectories.trajectory import HISTORIES, History
-from penstock.core.errors import ConfigError, RecordError
+from penstock.core.errors import ConfigError, ConversationError, RecordError
 from penstock.core.folders import local_path
 from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.core.randomness import key_for
@@ -151,6 +151,7 @@ def write_episodes(
     if not records:
         raise RecordError("there are no prompts")
     asked = [_messages_of(record, number) for number, record in enumerate(records)]
+    _check_tools(opened, records, asked, settings)
     base = replace(sampling, logprobs=0, tempered_logprobs=True)
     count = len(records) * settings.samples
     sampler = _sampler(opened, engine, min(settings.at_once, count))
@@ -202,15 +203,8 @@ class _Work:
         self, prompt: int, sample: int, record: JsonMapping, messages: list[JsonObject]
     ) -> _Episode:
         """A new trajectory."""
-        template: Template | None = self._opened.template
-        assert template is not None
-        trajectory = Trajectory(
-            self._opened.tokenizer,
-            template,
-            tools=record.get("tools") or self._settings.tools,
-            history=self._settings.history,
-            stop_ids=self._opened.run.stop_ids,
-        )
+        tools = record.get("tools") or self._settings.tools
+        trajectory = _trajectory(self._opened, tools, self._settings)
         return _Episode(prompt, sample, trajectory, record, messages)
 
     def run(self, begin: Iterator[_Episode]) -> Iterator[tuple[_Episode, float]]:
@@ -306,6 +300,47 @@ class _Work:
                 if not answered.messages and answered.reward is not None:
                     episode.rewards.append(None)
                     yield episode, answered.reward
+
+
+def _check_tools(
+    opened: Opened,
+    records: Sequence[JsonMapping],
+    asked: Sequence[list[JsonObject]],
+    settings: EpisodeSettings,
+) -> None:
+    """Refuse tools of which the model would not know.
+
+    Raises:
+        ConfigError: The template writes none of them.
+    """
+    for record, messages in zip(records, asked, strict=True):
+        if tools := record.get("tools") or settings.tools:
+            given = [_trajectory(opened, one, settings) for one in (tools, None)]
+            try:
+                told, untold = (one.prompt(messages) for one in given)
+            except ConversationError:
+                return  # the trajectory says it with its place
+            if told == untold:
+                raise ConfigError(
+                    "tools: the chat template writes none of them, so the model would not know of "
+                    "them; take a model whose template does, or leave tools out and describe them "
+                    "in a system message"
+                )
+            return
+
+
+def _trajectory(
+    opened: Opened, tools: Sequence[JsonMapping] | None, settings: EpisodeSettings
+) -> Trajectory:
+    template: Template | None = opened.template
+    assert template is not None
+    return Trajectory(
+        opened.tokenizer,
+        template,
+        tools=tools,
+        history=settings.history,
+        stop_ids=opened.run.stop_ids,
+    )
 
 
 def _result(future: Future[Answered]) -> Answered:
