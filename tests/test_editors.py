@@ -122,9 +122,9 @@ def test_every_public_name_is_there_with_its_docstring(editor: Editor) -> None:
     found = editor.completions("ps.")
     assert set(ps.__all__) <= set(found)
     assert {found[name]["kind"] for name in ps.__all__} == {FUNCTION, CLASS, MODULE}
-    told = {name: editor.documentation(found[name]) for name in ps.__all__}
-    assert [name for name, text in told.items() if len(text) < 40] == []
-    assert "into a run's folder" in told["train"]
+    docstrings = {name: editor.documentation(found[name]) for name in ps.__all__}
+    assert [name for name, text in docstrings.items() if len(text) < 40] == []
+    assert "into a run's folder" in docstrings["train"]
 
 
 @pytest.mark.parametrize(

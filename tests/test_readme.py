@@ -51,5 +51,5 @@ def test_the_real_model_says_what_the_lesson_shows():
             assert re.search(rf"^model: +{re.escape(answer)}$", lesson, re.MULTILINE), answer
     assert re.search(r"^\d+ of \d+ are right to the letter", section, re.MULTILINE)[0] in lesson
     code = next(block for block in read_blocks(README) if "lora" in block.code).code
-    told = [line.strip() for line in code.splitlines() if "=" in line and "output" not in line]
-    assert [line for line in told if line not in lesson] == []
+    settings = [line.strip() for line in code.splitlines() if "=" in line and "output" not in line]
+    assert [line for line in settings if line not in lesson] == []

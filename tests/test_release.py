@@ -94,11 +94,11 @@ def test_the_page_of_packages_names_what_is_installed():
         return {re.split(r"[^\w-]", one)[0] for one in requirements}
 
     assert set(re.findall(r"\[([\w-]+)\]\(https", always)) == names(project["dependencies"])
-    told = {}
+    listed = {}
     for extras, packages in re.findall(r"^\| (`[^|]*`) \| ([^|]+) \|", by_extra, re.MULTILINE):
         each, all_packages = re.findall(r"`([\w-]+)`", extras), packages.split(", ")
         several = len(each) > 1
         for extra in each:
-            told[extra] = {extra} if several else {one.strip() for one in all_packages}
+            listed[extra] = {extra} if several else {one.strip() for one in all_packages}
     extras = project["optional-dependencies"]
-    assert told == {one: names(extras[one]) for one in extras if one not in ("dev", "docs")}
+    assert listed == {one: names(extras[one]) for one in extras if one not in ("dev", "docs")}

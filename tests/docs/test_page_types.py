@@ -31,7 +31,7 @@ OPENING = "from given import *; import penstock as ps\n"
 
 
 def write_page(page: Path, folder: Path) -> Path:
-    """The page's Python as a module whose lines have the numbers of the page's.
+    """The page's Python as a module, each line under its number on the page, in a new folder.
 
     All blocks are one session, as they are for a reader; blocks with a title are files beside it.
     """
@@ -48,14 +48,13 @@ def write_page(page: Path, folder: Path) -> Path:
     head = ["from collections.abc import Callable", "from typing import Any", "import torch"]
     names = [*head, "import penstock as ps", *given(page)]
     (folder / "given.pyi").write_text("\n".join([*names, ""]), encoding="utf-8")
-    return folder / "page.py"
+    return folder
 
 
 def complaints(pages: dict[str, Path], folder: Path) -> Iterator[tuple[str, str]]:
     """`page:line` and message of each error in pages by name."""
     places = {
-        write_page(page, folder / str(n)).parent: name
-        for n, (name, page) in enumerate(pages.items())
+        write_page(page, folder / str(n)): name for n, (name, page) in enumerate(pages.items())
     }
     (folder / "pyrightconfig.json").write_text(json.dumps(SETTINGS), encoding="utf-8")
     words = ["-m", "basedpyright", "--project", folder, "--pythonpath", sys.executable]

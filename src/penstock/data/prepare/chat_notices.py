@@ -1,11 +1,12 @@
 """Describes a preparation of chats: for people before it begins, and in the dataset for serving."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from types import MappingProxyType
 
 from penstock.chat import ChatEncoder, Template, detect_family
 from penstock.chat.records.layouts import describe_layout
 from penstock.core.errors import RecordError
-from penstock.core.json_values import JsonObject
+from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.data.prepare.chat_settings import CROSS_CHECK, ChatSettings, day_of
 from penstock.data.reports.chat_summary import ChatSummary
 from penstock.data.shards import ChatInfo
@@ -26,15 +27,28 @@ def describe_chat(encoder: ChatEncoder, chat: ChatSettings, summary: ChatSummary
     }
     if tokenizer.eos_id is not None:
         ids.add(tokenizer.eos_id)
+    return info_of(template, sorted(ids), stop_texts=learned, settings=chat.describe())
+
+
+def info_of(
+    template: Template,
+    stop_ids: Iterable[int],
+    *,
+    stop_texts: Iterable[str] = (),
+    settings: JsonMapping = MappingProxyType({}),
+) -> ChatInfo:
+    """The chat information of a template, with the tokens that end a generation, the texts of those
+    that are trained, and the settings of a preparation.
+    """
     return ChatInfo(
         template=template.source,
         template_name=template.name,
         template_fingerprint=template.fingerprint,
         variables=dict(template.variables),
         date=day_of(template),
-        stop_ids=tuple(sorted(ids)),
-        stop_texts=tuple(learned),
-        settings=chat.describe(),
+        stop_ids=tuple(stop_ids),
+        stop_texts=tuple(stop_texts),
+        settings=dict(settings),
     )
 
 

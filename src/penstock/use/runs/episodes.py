@@ -317,10 +317,10 @@ def _check_tools(
         if tools := record.get("tools") or settings.tools:
             given = [_trajectory(opened, one, settings) for one in (tools, None)]
             try:
-                told, untold = (one.prompt(messages) for one in given)
+                with_tools, without = (one.prompt(messages) for one in given)
             except ConversationError:
                 return  # the trajectory says it with its place
-            if told == untold:
+            if with_tools == without:
                 raise ConfigError(
                     "tools: the chat template writes none of them, so the model would not know of "
                     "them; take a model whose template does, or leave tools out and describe them "

@@ -14,7 +14,7 @@ from penstock.chat.calls import allowed_controls
 from penstock.core.errors import ConfigError, FormatError
 from penstock.core.folders import may_be_of_hub
 from penstock.core.suggestions import suggests
-from penstock.data.prepare.chat_settings import day_of
+from penstock.data.prepare.chat_notices import info_of
 from penstock.data.shards import ChatInfo
 from penstock.learn.generation import Engine
 from penstock.learn.generation.images import ImageReader
@@ -284,16 +284,7 @@ def chat_of(opened: Opened) -> ChatInfo | None:
     stored = ChatInfo.load(opened.run.path)
     if stored is not None or template is None:
         return stored
-    return ChatInfo(
-        template=template.source,
-        template_name=template.name,
-        template_fingerprint=template.fingerprint,
-        variables=dict(template.variables),
-        date=day_of(template),
-        stop_ids=opened.run.stop_ids,
-        stop_texts=(),
-        settings={},
-    )
+    return info_of(template, opened.run.stop_ids)
 
 
 def context_of(run: RunFolder) -> int:

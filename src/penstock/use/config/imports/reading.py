@@ -81,8 +81,9 @@ def _read(path: str | Path) -> tuple[JsonObject, str | None]:
     """
     if Path(path).suffix in (".py", ".ipynb"):
         raise ConfigError(
-            f"{path}: is a program, whose settings are known only once it runs; add to it, behind "
-            "its SFTConfig, DPOConfig or GRPOConfig: import json; open('trl.json', 'w').write("
+            f"{path}: is a program, and its settings are known only once it runs; add to it, "
+            "behind its SFTConfig, DPOConfig or GRPOConfig: import json; "
+            "open('trl.json', 'w').write("
             "json.dumps({**args.to_dict(), 'model_name_or_path': MODEL, 'dataset_name': DATA})), "
             "and import trl.json"
         )
