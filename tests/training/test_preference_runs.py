@@ -200,6 +200,15 @@ def test_tokens_of_compared_answers_are_not_trained_alike(data, tmp_path):
             evaluators=evaluators,
             **SETTINGS,
         )
+    with pytest.raises(ConfigError, match="with an evaluator of kind preference"):
+        ps.train(
+            model_for(data),
+            loader_for(data / "pairs"),
+            output=tmp_path / "run",
+            evaluators={"held": {"data": str(data / "held")}},
+            preference={"kind": "dpo"},
+            **SETTINGS,
+        )
 
 
 def judge(record, answer):

@@ -527,6 +527,14 @@ def test_a_run_of_chats_replies_and_one_of_texts_says_why_not(made, tmp_path):
     assert run.chat(words[0]["content"], temperature=0, device="cpu") == "on the mat"
     whole = run.chat([*words, words[0]], temperature=0, device="cpu", stop=" the")
     assert whole == run.chat([*words, words[0]], temperature=0, device="cpu", stop=[" the", "zz"])
+    several = [words[:1], [*words, words[0]], words[:1]]
+    alone = [run.chat(one, temperature=1.0, seed=3, device="cpu") for one in several]
+    assert run.chat(several, temperature=1.0, seed=3, device="cpu") == alone
+    asked = [words[0]["content"], "where"]
+    alone = [run.chat(one, temperature=0, device="cpu") for one in asked]
+    assert run.chat(asked, temperature=0, device="cpu") == alone
+    with pytest.raises(ConfigError, match=r"put the message into one: \[message\]"):
+        run.chat(words[0])
     shown = run._repr_html_()
     assert "polyline" in shown
     assert f"{run.metrics[-1]['loss']:.4f}" in shown

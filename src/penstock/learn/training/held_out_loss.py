@@ -116,7 +116,9 @@ class HeldOutLoss:
         }
         """Digests of the data, for comparing ranks."""
         check_ids(model, loader)
-        require_token_targets(loader, "the held-out loss")
+        require_token_targets(
+            loader, "the held-out loss", "measure preferences with an evaluator of kind preference"
+        )
 
     def __call__(self, model: LanguageModel, stop: Stop = never) -> JsonObject:
         """See the class."""

@@ -23,7 +23,9 @@ from penstock.learn.training.path_settings import (
 from penstock.plan.loader.loader import Loader
 
 
-def require_token_targets(loader: Loader, who: str) -> None:
+def require_token_targets(
+    loader: Loader, who: str, cure: str = "set training.preference (or training.policy)"
+) -> None:
     """Refuse data whose answers are compared for a loss of single tokens, which would train the bad
     ones, too.
 
@@ -34,8 +36,8 @@ def require_token_targets(loader: Loader, who: str) -> None:
         if values and loader.has_compared(source):
             raise ConfigError(
                 f"source {source!r} has answers with {', '.join(values)}, and {who} would "
-                "train all of them alike, the worse ones too; set training.preference (or "
-                "training.policy), or prepare with answers: best"
+                f"train all of them alike, the worse ones too; {cure}, or prepare with "
+                "answers: best"
             )
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, final
 
 from penstock.chat import Template, load_template
 from penstock.core.errors import ConfigError
-from penstock.learn.generation.session import ChatSession, first_id, fit_chat, room_for
+from penstock.learn.generation.images import ImageReader
+from penstock.learn.generation.session import ChatSession, Prompt, first_id, fit_chat, room_for
 from penstock.learn.generation.settings import Sampling, sampling_defaults
 from penstock.learn.generation.unmask_settings import Unmasking
 from penstock.learn.generation.unmasking import Unmasker
@@ -80,14 +81,7 @@ def sample_texts(
     asked = ask(prompts, samples, _sampling(settings, own_sampling(opened.run)))
     hows = [how for _, how in asked]
     if (unmasker := _unmasker_of(opened, unmasking)) is not None:
-        ids = prompt_ids(opened, asked)
-        written = [
-            one
-            for at in range(0, len(ids), MOST_AT_ONCE)
-            for one in unmasker.generate_all(
-                ids[at : at + MOST_AT_ONCE], hows[at : at + MOST_AT_ONCE], unmasking
-            )
-        ]
+        written = _unmask_all(unmasker, prompt_ids(opened, asked), hows, unmasking)
     else:
         writer = writer_of(opened, min(len(asked), MOST_AT_ONCE))
         written = writer.engine.generate_all(prompt_ids(writer, asked), hows)
@@ -223,35 +217,68 @@ def _records(
     return [{"prompt": one} if isinstance(one, str) else one for one in prompts]
 
 
-def write_reply(
+def write_replies(
     open_model: Callable[[OpeningKeywords], Opened],
-    messages: Sequence[Any],
+    messages: str | Sequence[Any],
     settings: dict[str, Any],
-) -> str:
-    """The reply to a conversation; see `Run.chat`."""
+) -> str | list[str]:
+    """The reply to a message or a conversation, or to each of several; see `Run.chat`."""
+    conversations, several = _conversations_of(messages)
     unmasking = _take_unmasking(settings)
     opened = open_model(_checked("Run.chat", settings))
-    if opened.template is None:
+    if (template := opened.template) is None:
         raise ConfigError(
             f"{opened.run.path}: it has no chat template; it was not trained on chats; use "
             "Run.generate"
         )
+
+    def fitted(room: int, images: ImageReader | None = None) -> list[Prompt]:
+        given = (template, opened.tokenizer)
+        return [fit_chat(one, *given, room=room, images=images) for one in conversations]
+
     if (unmasker := _unmasker_of(opened, unmasking)) is not None:
-        sampling = _sampling(settings, own_sampling(opened.run))
-        prompt = fit_chat(
-            messages, opened.template, opened.tokenizer, room=room_for(unmasker, sampling)
+        how = _sampling(settings, own_sampling(opened.run))
+        ids = [prompt.ids for prompt in fitted(room_for(unmasker, how))]
+        written = _unmask_all(unmasker, ids, [how] * len(ids), unmasking)
+    else:
+        how = _sampling({"min_tokens": 1, **settings}, own_sampling(opened.run))
+        writer = writer_of(opened, min(len(conversations), MOST_AT_ONCE))
+        images = None if writer.images is None else writer.images.within("")
+        prompts = fitted(room_for(writer.engine, how), images)
+        written = writer.engine.generate_all(
+            [prompt.ids for prompt in prompts],
+            [how] * len(prompts),
+            images=[prompt.images for prompt in prompts],
         )
-        [reply] = unmasker.generate_all([prompt.ids], [sampling], unmasking)
-        return reply.text
-    sampling = _sampling({"min_tokens": 1, **settings}, own_sampling(opened.run))
-    writer = writer_of(opened, 1)
-    engine, images = writer.engine, None if writer.images is None else writer.images.within("")
-    prompt = fit_chat(
-        messages, opened.template, opened.tokenizer, room=room_for(engine, sampling), images=images
-    )
-    [written] = engine.generate_all([prompt.ids], [sampling], images=[prompt.images])
-    text: str = written.text
-    return text
+    replies = [reply.text for reply in written]
+    return replies if several else replies[0]
+
+
+def _conversations_of(messages: Any) -> tuple[list[Any], bool]:
+    """Conversations of what `Run.chat` is given, and whether it was given several."""
+    if isinstance(messages, str):
+        return [[{"role": "user", "content": messages}]], False
+    if isinstance(messages, Mapping):
+        raise ConfigError("Run.chat: messages must be a list; put the message into one: [message]")
+    if messages and not any(isinstance(one, Mapping) for one in messages):
+        return [_conversations_of(one)[0][0] for one in messages], True
+    return [messages], False
+
+
+def _unmask_all(
+    unmasker: Unmasker,
+    ids: Sequence[Sequence[int]],
+    hows: Sequence[Sampling],
+    unmasking: Unmasking | None,
+) -> list[Any]:
+    """What a diffusion model writes after each prompt, a part of them at the same time."""
+    return [
+        one
+        for at in range(0, len(ids), MOST_AT_ONCE)
+        for one in unmasker.generate_all(
+            ids[at : at + MOST_AT_ONCE], hows[at : at + MOST_AT_ONCE], unmasking
+        )
+    ]
 
 
 def _take_unmasking(settings: dict[str, Any]) -> Unmasking | None:

@@ -33,7 +33,7 @@ from penstock.use.runs.generating import (
     sample_rollouts,
     sample_texts,
     stream_text,
-    write_reply,
+    write_replies,
 )
 from penstock.use.runs.keywords import (
     EvaluateKeywords,
@@ -210,23 +210,32 @@ class Run(RunFolder):
         """
         return open_session(self._open_model, system, template, dict(settings))
 
-    def chat(self, messages: str | Sequence[JsonMapping], **settings: Unpack[WriteKeywords]) -> str:
-        """The assistant's reply to a message, or to a conversation.
+    @overload
+    def chat(
+        self, messages: str | Sequence[JsonMapping], **settings: Unpack[WriteKeywords]
+    ) -> str: ...
+    @overload
+    def chat(
+        self,
+        messages: list[str] | Sequence[Sequence[JsonMapping]],
+        **settings: Unpack[WriteKeywords],
+    ) -> list[str]: ...
+    def chat(self, messages: Any, **settings: Unpack[WriteKeywords]) -> str | list[str]:
+        """The assistant's reply to a message or a conversation, or to each of several.
 
         Args:
             messages: The user's message, or messages with role and content, the last one the
-                user's.
+                user's; or a list of such, which are answered together, each as it would be alone.
             settings: As for `generate`.
 
         Returns:
-            The text of the reply.
+            The text of the reply; for a list of messages or conversations a list.
 
         Raises:
             ConfigError: The run has no chat template, or a setting is unknown or out of range.
             ConversationError: The last message does not fit the context.
         """
-        asked = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        return write_reply(self._open_model, asked, dict(settings))
+        return write_replies(self._open_model, messages, dict(settings))
 
     def rollouts(
         self,
@@ -412,12 +421,7 @@ class Run(RunFolder):
                 or a weight is too large for `dtype`.
         """
         return export_run(
-            self,
-            Path(output),
-            context_length,
-            dtype=dtype,
-            overwrite=overwrite,
-            adapter=adapter,
+            self, Path(output), context_length, dtype=dtype, overwrite=overwrite, adapter=adapter
         )
 
     def plot(
@@ -445,9 +449,9 @@ class Run(RunFolder):
         Raises:
             ConfigError: The suffix is another one, or there is nothing to draw.
         """
-        others = [run.path if isinstance(run, Run) else run for run in compare]
+        paths = [run.path if isinstance(run, Run) else run for run in (self, *compare)]
         view = View(smoothing=smoothing, log_x=log_x, log_y=log_y)
-        return plot_runs([self.path, *others], output, over=over, view=view)
+        return plot_runs(paths, output, over=over, view=view)
 
     def resume(
         self,
