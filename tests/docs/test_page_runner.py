@@ -6,6 +6,7 @@ import pytest
 
 from makers.pages import (
     PageError,
+    continues,
     matches,
     models,
     needs,
@@ -187,3 +188,18 @@ def test_a_page_names_its_models(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# T\n\n<!-- models: one, two -->\n")
     assert models(page) == ["one", "two"]
+    assert continues(page) is None
+
+
+def test_a_page_goes_on_in_the_folder_of_another(tmp_path: Path) -> None:
+    first, page = tmp_path / "first.md", tmp_path / "page.md"
+    first.write_text(f"```python\nopen('made', 'w').write('1')\n```\n")
+    page.write_text(
+        f"<!-- continues: first.md -->\n\n```python\nprint(open('made').read())\n```\n\n"
+        "```text\n1\n```\n"
+    )
+    assert continues(page) == first
+    folder = tmp_path / "page"
+    folder.mkdir()
+    for one in (first, page):
+        run_page(one, folder)

@@ -19,6 +19,7 @@ and anywhere on the page:
 
     <!-- needs: av, soundfile -->    the page is skipped where one of these modules is not there
     <!-- models: smollm2 -->         the page needs folders of these real models: `make test-real` runs it alone
+    <!-- continues: first.md -->     the page goes on in the folder of that page, in a session of its own
     <!-- given: model: Any; … -->    names that blocks use and the reader has, with their types, for the type checker
 
 What a block prints is compared line by line: colours, the amount of white space and the values of
@@ -174,6 +175,12 @@ def models(page: Path) -> list[str]:
     return [name.strip() for names in found for name in names.split(",")]
 
 
+def continues(page: Path) -> Path | None:
+    """The page in whose folder this one goes on."""
+    found = re.search(r"<!-- continues: (.*?) -->", page.read_text(encoding="utf-8"))
+    return page.parent / found[1] if found else None
+
+
 def given(page: Path) -> list[str]:
     """The names that the page's reader has, each as `name: type`."""
     found = re.findall(r"<!-- given: (.*?) -->", page.read_text(encoding="utf-8"))
@@ -287,7 +294,7 @@ class Session:
         self._page, self._folder = page.resolve(), folder
         self._shell: subprocess.Popen[bytes] | None = None
         self._interpreter: Any = None
-        self._printed = folder.parent / f"{folder.name}-printed"
+        self._printed = folder.parent / f"{folder.name}-{page.stem}-printed"
         self._printed.mkdir(exist_ok=True)
         self._count = 0
 
