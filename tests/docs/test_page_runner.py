@@ -193,9 +193,9 @@ def test_a_page_names_its_models(tmp_path: Path) -> None:
 
 def test_a_page_goes_on_in_the_folder_of_another(tmp_path: Path) -> None:
     first, page = tmp_path / "first.md", tmp_path / "page.md"
-    first.write_text(f"```python\nopen('made', 'w').write('1')\n```\n")
+    first.write_text("```python\nopen('made', 'w').write('1')\n```\n")
     page.write_text(
-        f"<!-- continues: first.md -->\n\n```python\nprint(open('made').read())\n```\n\n"
+        "<!-- continues: first.md -->\n\n```python\nprint(open('made').read())\n```\n\n"
         "```text\n1\n```\n"
     )
     assert continues(page) == first

@@ -119,6 +119,11 @@ def test_on_a_cpu_the_peak_is_measured(monkeypatch):
     peak = utilisation.measured_peak(torch.device("cpu"), torch.get_num_threads())
     assert found["mfu"] == round(Operations(model).of(rows) / 0.5 / peak, 4)
     assert peak > 1e8
+    monkeypatch.setattr(utilisation, "measured_peak", lambda *device: 2 * peak)
+    busy = Utilisation(model, torch.device("cpu"))
+    done = Operations(model).of(rows)
+    shares = [busy.figures(rows, done / peak / speed)["mfu"] for speed in (1, 4, 2)]
+    assert shares == [0.5, 1, 0.5], "a step that is faster than the peak is the new peak"
     monkeypatch.setattr(utilisation, "peak_memory_bytes", lambda: 4_100_000_000)
     found = Utilisation(model, torch.device("cpu")).figures(rows, 0.5)
     assert found["peak_memory"] == 4_100_000_000

@@ -130,15 +130,20 @@ class Utilisation:
 
     def __init__(self, model: LanguageModel, device: torch.device, *, share: int = 1) -> None:
         self._device, self._share = device, share
-        self._peak = peak_of(device) or measured_peak(device, torch.get_num_threads())
+        known = peak_of(device)
+        self._measured = known is None
+        self._peak = known or measured_peak(device, torch.get_num_threads())
         self._operations = Operations(model)
 
     def figures(self, rows: Iterable[ModelInput], seconds: float) -> dict[str, float]:
         """`mfu`, a share of the peak in the data sheet or else of the measured one, and
         `peak_memory` in bytes where it is known.
         """
-        done = self._operations.of(rows) / self._share
-        found: dict[str, float] = {"mfu": round(done / seconds / self._peak, 4)}
+        rate = self._operations.of(rows) / self._share / seconds
+        if self._measured:
+            # The device had other work when it was measured, if a step is faster.
+            self._peak = max(self._peak, rate)
+        found: dict[str, float] = {"mfu": round(rate / self._peak, 4)}
         if memory := _peak_memory(self._device):
             found["peak_memory"] = memory
         return found
