@@ -97,16 +97,19 @@ def test_a_name_that_the_hub_has_not_is_one_sentence():
         done = run_code(
             """
             import penstock as ps
+            from penstock.data.sources import open_sources
             for use in (
                 lambda: ps.Loader("hf://datasets/no/none", sequence_length=16, rows_per_step=2),
-                lambda: ps.data.sources.open_sources("hf://datasets/no/none"),
+                lambda: open_sources("hf://datasets/no/none"),
             ):
                 try:
                     use()
                 except ps.PenstockError as error:
                     print(error)
             """,
-            env={**os.environ, "HF_ENDPOINT": url, "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"},
+            env={
+                **os.environ, "HF_ENDPOINT": url, "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"
+            },  # fmt: skip
         )
     said = done.stdout.splitlines()
     assert len(said) == 2, (done.stdout, done.stderr)
