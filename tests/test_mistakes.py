@@ -128,6 +128,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: ps.inspect(_ANY or ps.load_tokenizer("tok")),
         "tokenizer.show(text)",
     ),
+    "a dataset to plan": (
+        lambda: ps.plan_run("data"),
+        "data: is a folder without run.yaml; expected a run file, or the folder of a run",
+    ),
     "inspect None": (lambda: ps.inspect(_ANY), "found None; expected a dataset"),
     "inspect records": (
         lambda: ps.inspect(_ANY or [{"messages": []}]),

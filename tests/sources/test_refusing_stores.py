@@ -87,7 +87,7 @@ def test_a_name_that_the_hub_has_not_is_one_sentence():
     """The Hub answers 401 for what is not there, which is no refusal of credentials, and no reason
     to ask five times.
     """
-    asked = []
+    asked, online = [], {"HF_HUB_OFFLINE": "0"}
 
     def answer(handler):
         asked.append(handler.path)
@@ -107,9 +107,7 @@ def test_a_name_that_the_hub_has_not_is_one_sentence():
                 except ps.PenstockError as error:
                     print(error)
             """,
-            env={
-                **os.environ, "HF_ENDPOINT": url, "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"
-            },  # fmt: skip
+            env={**os.environ, "HF_ENDPOINT": url, "NO_PROXY": "127.0.0.1", **online},
         )
     said = done.stdout.splitlines()
     assert len(said) == 2, (done.stdout, done.stderr)
