@@ -25,7 +25,7 @@ from penstock.core.json_values import JsonObject
 from penstock.core.lazy_imports import require
 from penstock.core.notebook import card
 from penstock.core.ragged import Ragged
-from penstock.core.system import without_collector
+from penstock.core.system import without_collector, writing_cure
 from penstock.tokenizers.byte_table import ByteTable, IntArray
 from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, template_in
 from penstock.tokenizers.fast import FastEncoder, missing_gigatoken
@@ -405,7 +405,9 @@ class Tokenizer:
             for name, content in self.source_bytes.items():
                 (output / name).write_bytes(content)
         except OSError as error:
-            raise OutputError(f"{output}: cannot save the tokenizer there: {error}") from error
+            raise OutputError(
+                f"{output}: cannot save the tokenizer there: {error}; {writing_cure(error)}"
+            ) from error
 
     @cached_property
     def _fast(self) -> FastEncoder | None:
