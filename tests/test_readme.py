@@ -30,8 +30,12 @@ def test_sixty_seconds_of_code_train_a_model_that_answers(tmp_path: Path) -> Non
 
 
 def test_pictures_and_pages_that_are_linked_exist() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", README.read_text(encoding="utf-8"))
-    assert "docs/pictures/packed-row.png" in links
+    text = README.read_text(encoding="utf-8")
+    links = [
+        *re.findall(r"\]\(([^)#]+)\)", text),
+        *re.findall(r'(?:src|srcset)="([^"]+)"', text),
+    ]
+    assert {"docs/pictures/packed-row.png", "docs/pictures/packed-row.dark.png"} <= {*links}
     assert [
         link for link in links if "://" not in link and not (README.parent / link).exists()
     ] == []

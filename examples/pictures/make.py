@@ -1,5 +1,5 @@
-"""Makes the pictures of `docs/gallery.md`: `make pictures`, or some of them, `make pictures
-ARGS="curves tree"`.
+"""Makes the pictures of `docs/gallery.md` and the README: `make pictures`, or some of them, `make
+pictures ARGS="curves tree"`.
 
 Everything is made here: conversations about water, a tokenizer, three small runs, pages, and
 pictures of them in a headless Chromium (on the path, or named in PENSTOCK_BROWSER). What is made
@@ -20,7 +20,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE), str(ROOT / "tests")]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT / "tests")]
 
 import shots  # noqa: E402
 import water  # noqa: E402
@@ -156,6 +156,25 @@ MADE: tuple[Callable[[shots.Camera], None], ...] = (
 """Each makes the picture of its name."""
 
 
+def packed_row(camera: shots.Camera) -> None:
+    """The picture of the README: a row of the demo's chats, which need no trained model."""
+    import demo
+
+    demo.FOLDER.mkdir(exist_ok=True)
+    if not (demo.FOLDER / "chats" / "manifest.json").is_file():
+        with contextlib.redirect_stdout(io.StringIO()):
+            demo.prepare_python()
+            demo.prepare_chats()
+    run_file = demo.write_run_file("chat", [{"path": str(demo.FOLDER / "chats")}])
+    page = _page("packed_row", run_file, rows=4)
+    camera.take(PICTURES / "packed-row.png", page, 1100, 735)
+
+
+IN_README: tuple[Callable[[shots.Camera], None], ...] = (packed_row,)
+"""As `MADE`, of pictures that the gallery does not have."""
+NEED_RUNS = {each.__name__ for each in (chat, curves, trajectories)}
+
+
 def _page(name: str, target: Path, **options: Any) -> str:
     with contextlib.redirect_stdout(io.StringIO()):
         inspect(str(target), html=f"{name}.html", **options)
@@ -164,7 +183,7 @@ def _page(name: str, target: Path, **options: Any) -> str:
 
 def main() -> None:
     """Make the data that is missing, then the pictures."""
-    names = [each.__name__ for each in MADE]
+    names = [each.__name__ for each in (*MADE, *IN_README)]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -188,9 +207,10 @@ def main() -> None:
         water.make_data(WORK)
         water.make_shapes(WORK)
         (WORK / "made").touch()
-    water.make_runs(WORK)
+    if not options.names or {*options.names} & NEED_RUNS:
+        water.make_runs(WORK)
     with shots.camera() as camera:
-        for make in MADE:
+        for make in (*MADE, *IN_README):
             if not options.names or make.__name__ in options.names:
                 make(camera)
                 print(make.__name__, flush=True)

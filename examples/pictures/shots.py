@@ -128,7 +128,10 @@ class Camera:
         time.sleep(0.3)
         found = base64.b64decode(self.browser.call("Page.captureScreenshot", format="png")["data"])
         picture = Image.open(io.BytesIO(found)).convert("RGB")
-        picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+        # The default method averages colours of few pixels away, such as those of a third document.
+        picture.quantize(
+            COLOURS, method=Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE
+        ).save(path, optimize=True)
         check_size(path)
 
 

@@ -186,6 +186,8 @@ def test_a_chat_run_with_lora(tmp_path: Path) -> None:
     assert "template=chatml" in second
     assert second[-2:] == ["--validation", "0.05"]
     assert found.commands[-1].startswith("torchrun --nproc-per-node 4 -m penstock train")
+    assert found.install == "pip install 'penstock[train,huggingface,lora,wandb]'"
+    assert f"# The commands need: {found.install}\n" in found.text("axolotl.yaml")
     assert fates(found)["chat_template"] == {"decide"}, "qwen3 is no template of ours"
 
 

@@ -1,16 +1,22 @@
 """What objects show of themselves in notebooks."""
 
 import re
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
+from rich.text import Text
 
 import penstock as ps
 from makers.tokenizers import tiny_tokenizer
+from penstock.core.live_line import LiveLine, in_notebook
 from penstock.core.notebook import bars, card, curve, marked_text, row_strip
+from penstock.core.terminal import IN_NOTEBOOKS, Progress, safe_console
+from penstock.learn.training.progress_line import ProgressLine
 
 
 class _Balance(HTMLParser):
@@ -102,7 +108,7 @@ def test_text_is_escaped_marked_where_trained_and_cut() -> None:
     assert len(marked_text([("x" * 10_000, 1.0), ("y", 0.0)])) < 5000
     assert (
         _text(card("<a>", [("<b>", "<c>")], bars([1, 0, 3], ["1", "2", "<d>"])))
-        == "<a><b><c>1: 12: 0<d>: 3"
+        == "<a><b><c>1: 12: 0<d>: 31<d>"
     )
 
 
@@ -178,3 +184,116 @@ def test_a_tokenizer_shows_its_ids(tmp_path: Path) -> None:
     assert f"ids{tokenizer.vocab_size}" in text
     assert f"EOS{tokenizer.eos_id}" in text
     assert "chat templateno" in text
+
+
+def test_pictures_name_what_they_show() -> None:
+    assert _text(bars([0, 3, 1, 0], ["a", "b", "c", "d"])).endswith("bc")
+    assert _text(bars([0, 3], ["a", "b"])).endswith("b")
+    assert _text(curve([5.25, 2.0, 1.5], "loss of each step")).endswith("5.25loss of each step1.5")
+
+
+def test_a_report_and_a_chat_keep_their_columns(tmp_path: Path) -> None:
+    """A plain <pre> has the font of running text in a notebook, which breaks columns."""
+    tokenizer = tiny_tokenizer(tmp_path / "t", ["abc"], 300)
+    data = ps.prepare([{"text": "abc"}], tokenizer=tokenizer, output=tmp_path / "d", progress=False)
+    assert data.report is not None
+    assert "monospace" in data.report._repr_html_()
+    assert "monospace" in marked_text([("a", 1.0)])
+
+
+def test_tokens_are_shown_in_colours(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(tmp_path, ["a b"], 300)
+    text = "a\n<b> 😀"
+    shown = tokenizer.show(text)
+    assert shown.ids.tolist() == tokenizer.encode(text).tolist()
+    assert len(shown) == len(shown.texts)
+    assert "⟨f0" in "".join(shown.texts)
+    assert str(shown).splitlines()[0].split() == [str(shown.ids[0]), repr(shown.texts[0])]
+    html = shown._repr_html_()
+    assert "<b>" in _text(html)
+    assert html.count("background") == len(shown)
+    control = next(iter(tokenizer.special_tokens))
+    assert tokenizer.show(control, allow_control=True).texts == (control,)
+    assert tokenizer.show("").texts == ()
+    assert "0 tokens" in _text(tokenizer.show("")._repr_html_())
+
+
+class _Shell:
+    """The part of ipykernel's shell that tells it from a terminal's."""
+
+    kernel = object()
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What a kernel would show: (what happened, text)."""
+    seen: list[tuple[str, str]] = []
+
+    class Handle:
+        def update(self, content: dict[str, str], raw: bool) -> None:
+            assert raw
+            seen.append(("update", content["text/plain"]))
+
+    def display(content: dict[str, str], raw: bool, display_id: bool) -> Handle:
+        assert raw
+        assert display_id
+        _text(content["text/html"])
+        seen.append(("display", content["text/plain"]))
+        return Handle()
+
+    ipython = ModuleType("IPython")
+    inner = ModuleType("IPython.display")
+    vars(ipython).update(get_ipython=_Shell, display=inner)
+    vars(inner).update(display=display)
+    for name, module in (
+        ("IPython", ipython),
+        ("IPython.display", inner),
+        ("ipykernel", ModuleType("ipykernel")),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)
+    return seen
+
+
+def test_only_a_kernel_is_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    ipython = ModuleType("IPython")
+    vars(ipython)["get_ipython"] = object
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    assert not in_notebook()
+
+
+def test_progress_in_a_notebook_is_one_line_that_changes(
+    shown: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert in_notebook()
+    with Progress("preparing <b>", total=2, unit="B") as progress:
+        progress._shown -= 1
+        progress.advance(1)
+        progress.advance(1)
+    assert [kind for kind, _ in shown] == ["display", "update"]
+    assert "50%" in shown[0][1]
+    assert "100%" in shown[1][1]
+    line = ProgressLine(4, 0)
+    line.start()
+    record = {"percent": 25.0, "seconds": 1.0, "wait_seconds": 0.0, "seconds_left": 3.0, "loss": 2}
+    line.show({**record, "step": 1})
+    line.show({**record, "step": 2})  # too early
+    line.show({**record, "step": 4, "held/loss": 1.5})
+    assert [kind for kind, _ in shown[2:]] == ["display", "update"]
+    assert shown[-1][1].startswith("step 4/4")
+    assert capsys.readouterr().err == "step 4: held loss 1.5000\n"
+    LiveLine().show("without a share")
+
+
+def test_colours_in_a_notebook_suit_light_and_dark_pages() -> None:
+    """rich's own navy and maroon cannot be read on a dark page."""
+    console = safe_console(force_jupyter=True)
+    segments = [*console.render(Text("a", style="blue"), console.options)]
+    assert segments[0].style is not None
+    assert segments[0].style.color is not None
+    assert segments[0].style.color.name == IN_NOTEBOOKS["blue"]
+    plain = safe_console(force_terminal=True)
+    (first, *_) = plain.render(Text("a", style="blue"), plain.options)
+    assert first.style is not None
+    assert first.style.color is not None
+    assert first.style.color.name == "blue"

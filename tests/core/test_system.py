@@ -2,16 +2,19 @@
 needed.
 """
 
+import errno
 import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from makers.processes import child_environment, run_penstock, run_python
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, OutputError
 from penstock.core.system import peak_memory_bytes, usable_processors
+from penstock.use.inspection.page import write_html
 
 ON_MACOS = """
 import os, sys
@@ -105,3 +108,23 @@ def test_the_doctor_names_a_disabled_jit():
         NUMBA_DISABLE_JIT="1",
     )
     assert "unset NUMBA_DISABLE_JIT" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "cure"),
+    [
+        (errno.ENOSPC, "make room or choose another folder"),
+        (errno.EACCES, "choose a folder that you may write to"),
+        (errno.EROFS, "choose a folder that you may write to"),
+        (errno.ENOENT, "name a file in a folder that exists"),
+        (errno.EMFILE, "raise the limit of open files"),
+    ],
+)
+def test_each_reason_of_a_failed_writing_has_its_cure(code, cure, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    monkeypatch.setattr("penstock.use.inspection.page.page_html", lambda _: "")
+    with pytest.raises(OutputError, match=cure):
+        write_html(tmp_path / "page.html", None)

@@ -13,7 +13,15 @@ from makers.processes import child_environment, run_python
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ABSENT = {
-    *("flash_attn", "lightning", "megatron.core", "msgspec", "my_data", "orbax.checkpoint"),
+    *(
+        "IPython.display",
+        "flash_attn",
+        "lightning",
+        "megatron.core",
+        "msgspec",
+        "my_data",
+        "orbax.checkpoint",
+    ),
     *("prime_rl.transport", "trl", "verl"),
 }
 """What pages import and the tests' environment may lack: packages of others, a reader's module."""

@@ -25,8 +25,6 @@ COLUMNS = 100
 """Of code that fit into the column of text in a window of 1,400 pixels."""
 MAY_WRAP = ("text", "jinja")
 """What programs print, and templates, in which a line break is content: these wrap there."""
-ONLY_LIGHT = {"packed-row.png"}
-"""Of the README, which other sites show, too."""
 FENCE = re.compile(r"^ *(`{3,})(\S*)")
 
 PAGE = """<!doctype html>
@@ -78,9 +76,7 @@ def test_wide_lines_are_found() -> None:
 @pytest.mark.parametrize(
     "picture",
     sorted(
-        path
-        for path in (DOCS / "pictures").glob("*.png")
-        if path.name not in ONLY_LIGHT and not path.name.endswith(".dark.png")
+        path for path in (DOCS / "pictures").glob("*.png") if not path.name.endswith(".dark.png")
     ),
     ids=lambda path: path.stem,
 )

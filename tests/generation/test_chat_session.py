@@ -185,3 +185,15 @@ def test_a_conversation_without_messages_is_refused():
     with pytest.raises(ConversationError, match="empty"):
         fit_chat([], TEMPLATE, TOKENIZER, room=10)
     assert json.dumps(session_of("a")[0].whole()) == "[]"
+
+
+def test_a_session_shows_its_conversation():
+    session, _ = session_of("yes!", system="be <brief>")
+    assert repr(session) == "ChatSession(0 messages)"
+    list(session.reply("hi\n<b>"))
+    html = session._repr_html_()
+    for text in ("be &lt;brief&gt;", "hi\n&lt;b&gt;", "yes!", "assistant"):
+        assert text in html
+    assert repr(session) == "ChatSession(2 messages)"
+    session, _ = session_of("yes!")
+    assert "none yet" in session._repr_html_()

@@ -85,5 +85,5 @@ def test_each_problem_says_what_happened():
     )
     assert summary.lines()[-1] == (
         "50 conversations kept: the template leaves out a part of the messages, so that part "
-        "is not in the dataset (dropped); the first: a.jsonl:2: message 1: x"
+        "is not in the dataset; the first: a.jsonl:2: message 1: x"
     )

@@ -76,6 +76,21 @@ def test_tools_that_the_template_does_not_write_are_refused(run, tmp_path, own):
     assert not list(tmp_path.iterdir())
 
 
+def test_tools_of_every_prompt_are_looked_at(run, tmp_path):
+    """The template may write those of the first prompt; here it writes none, and the first prompt
+    has none.
+    """
+    tools = [{"type": "function", "function": {"name": "add", "description": "Adds."}}]
+    refused = {"messages": [{"role": "assistant", "content": "no first message"}], "tools": tools}
+    for prompts in (
+        ["say water", {"prompt": "say water", "tools": tools}],
+        [refused, {"prompt": "say water", "tools": [*tools, *tools]}],
+    ):
+        with pytest.raises(ConfigError, match="tools: the chat template writes none of them"):
+            run.rollouts(prompts, output=tmp_path / "d", environment=twice, **OPTIONS)
+    assert not list(tmp_path.iterdir())
+
+
 def test_their_file_can_be_prepared_again(run, tmp_path):
     found = run.rollouts(PROMPTS, output=tmp_path / "data", environment=twice, **OPTIONS)
     again = ps.prepare_trajectories(

@@ -533,7 +533,7 @@ def test_a_run_of_chats_replies_and_one_of_texts_says_why_not(made, tmp_path):
     asked = [words[0]["content"], "where"]
     alone = [run.chat(one, temperature=0, device="cpu") for one in asked]
     assert run.chat(asked, temperature=0, device="cpu") == alone
-    with pytest.raises(ConfigError, match=r"put the message into one: \[message\]"):
+    with pytest.raises(ConfigError, match="expected a text or a list of messages"):
         run.chat(words[0])
     shown = run._repr_html_()
     assert "polyline" in shown

@@ -35,6 +35,7 @@ _HUB_REASONS = {
         "login`"
     ),
     "RevisionNotFoundError": "the hub has it, but not this revision",
+    "HFValidationError": "it is no name that the hub can have",
 }
 """Errors of huggingface_hub → their meaning for a name that a user gave."""
 
@@ -103,13 +104,23 @@ def hub_copy(name: str, wanted: Sequence[str], revision: str | None = None) -> P
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(wanted)))
     except Exception as error:
-        reason = _HUB_REASONS.get(type(error).__name__) or (
+        reason = hub_reason(error) or (
             "the hub gives nothing by that name: "
             f"{type(error).__name__}: {(without_secrets(str(error)).splitlines() or [''])[0]}"
         )
         raise FormatError(
             f"{name}: no such file or folder here{_near(name)}, and {reason}"
         ) from plain_cause(error)
+
+
+def hub_reason(error: BaseException) -> str | None:
+    """What an error of huggingface_hub, or one that it caused, means for a name that a user gave;
+    None: another error.
+    """
+    found: BaseException | None = error
+    while found is not None and type(found).__name__ not in _HUB_REASONS:
+        found = found.__cause__
+    return None if found is None else _HUB_REASONS[type(found).__name__]
 
 
 def _near(name: str) -> str:

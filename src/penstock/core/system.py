@@ -61,6 +61,22 @@ def peak_memory_bytes() -> int:
     return int(peak if sys.platform == "darwin" else peak * 1024)
 
 
+def writing_cure(error: OSError, *, otherwise: str = "make room or choose another folder") -> str:
+    """What to do where a file or folder could not be written.
+
+    Args:
+        error: The reason.
+        otherwise: For reasons without a cure of their own.
+    """
+    if cure := too_many_files(error):
+        return cure
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "make room or choose another folder"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "choose a folder that you may write to, or change its permissions"
+    return otherwise
+
+
 def too_many_files(error: BaseException | None) -> str:
     """The cure, if an error or its cause says that too many files are open; empty: it does not."""
     while error is not None:

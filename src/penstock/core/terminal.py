@@ -3,15 +3,17 @@
 File names, records and texts may contain any character. Everything that penstock shows goes through
 `visible` or a console made here, so no data can move the cursor, clear the screen or hide text.
 
-Progress is a live bar in a terminal, an occasional plain line elsewhere, and nothing if it is
-disabled. It goes to standard error, so that standard output stays machine-readable. `rich` is
-imported only when a bar is drawn.
+Progress is a live bar in a terminal and in a notebook, an occasional plain line elsewhere, and
+nothing if it is disabled. It goes to standard error, so that standard output stays
+machine-readable. `rich` is imported only when a bar is drawn.
 """
 
 import sys
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self, final
+
+from penstock.core.live_line import LiveLine, in_notebook
 
 if TYPE_CHECKING:
     import rich.progress
@@ -20,8 +22,21 @@ if TYPE_CHECKING:
 MARKS = {"\n": "⏎", "\t": "→", "\r": "␍"}
 """Replacements for characters that would break the layout."""
 
+IN_NOTEBOOKS = {
+    "red": "#d0455b",
+    "green": "#2f9a4f",
+    "yellow": "#b07a10",
+    "blue": "#3b7dd8",
+    "magenta": "#a35bd0",
+    "cyan": "#12909c",
+    "white": "#808890",
+}
+"""Colours of terminals → those that are readable on the light and the dark page of a notebook."""
+
 PLAIN_SECONDS = 10.0
 """Seconds between plain lines when the output is not a terminal."""
+NOTEBOOK_SECONDS = 0.25
+"""Seconds between changes of the line in a notebook."""
 
 
 def visible(text: str, *, lines: bool = False) -> str:
@@ -46,6 +61,7 @@ def safe_console(**options: Any) -> "Console":
     """
     from rich.console import Console
     from rich.segment import Segment
+    from rich.style import Style
 
     class SafeConsole(Console):
         """Colours are added to segments later, so only the printed text itself is escaped."""
@@ -53,6 +69,8 @@ def safe_console(**options: Any) -> "Console":
         def render(self, *arguments: Any, **keywords: Any) -> Iterable[Segment]:
             for segment in super().render(*arguments, **keywords):
                 text, style, control = segment
+                if self.is_jupyter and style is not None and style.color is not None:
+                    style += Style(color=IN_NOTEBOOKS.get(style.color.name))
                 yield segment if control else Segment(visible(text, lines=True), style)
 
     return SafeConsole(**{"highlight": False, **options})
@@ -93,12 +111,15 @@ class Progress:
         self._rates = rates or {}
         self._live: rich.progress.Progress | None = None
         self._task: rich.progress.TaskID
+        self._line: LiveLine | None = None
         self._enabled = enabled
         self._started = self._shown = time.monotonic()
 
     def __enter__(self) -> Self:
         self._started = self._shown = time.monotonic()
-        if self._enabled and sys.stderr.isatty():
+        if self._enabled and in_notebook():
+            self._line = LiveLine()
+        elif self._enabled and sys.stderr.isatty():
             self._live = self._make_bar()
             self._live.start()
             self._task = self._live.add_task(self.title, total=self.total, note="")
@@ -118,7 +139,9 @@ class Progress:
             self.figures[name] = self.figures.get(name, 0.0) + value
         if self._live is not None:
             self._live.update(self._task, completed=self.done, note=self.note())
-        elif self._enabled and time.monotonic() - self._shown >= PLAIN_SECONDS:
+        elif self._enabled and time.monotonic() - self._shown >= (
+            PLAIN_SECONDS if self._line is None else NOTEBOOK_SECONDS
+        ):
             self._print_line()
 
     def note(self) -> str:
@@ -143,11 +166,11 @@ class Progress:
         )
         note = self.note()
         times = elapsed_and_left(seconds, self.done / self.total if self.total else None)
-        print(
-            f"{self.title}: {share}{' · ' + note if note else ''} · {times}",
-            file=sys.stderr,
-            flush=True,
-        )
+        line = f"{self.title}: {share}{' · ' + note if note else ''} · {times}"
+        if self._line is None:
+            print(line, file=sys.stderr, flush=True)
+        else:
+            self._line.show(line, self.done / self.total if self.total else None)
 
     def _make_bar(self) -> "rich.progress.Progress":
         from rich.console import Console

@@ -12,12 +12,14 @@ from penstock.core.lazy_imports import public_names
 from penstock.tokenizers.alignment import Aligner, Alignment, align
 from penstock.tokenizers.byte_table import ByteTable
 from penstock.tokenizers.extension import add_tokens
+from penstock.tokenizers.shown_tokens import ShownTokens
 from penstock.tokenizers.tokenizer import Tokenizer
 
 __all__ = [
     "Aligner",
     "Alignment",
     "ByteTable",
+    "ShownTokens",
     "Tokenizer",
     "add_tokens",
     "align",

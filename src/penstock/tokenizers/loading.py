@@ -15,6 +15,7 @@ A chat template next to the vocabulary is loaded with it.
 
 import gzip
 import json
+import os
 import re
 from pathlib import Path
 
@@ -49,7 +50,7 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @suggests
 def load_tokenizer(
-    path_or_name: str | Path, *, revision: str | None = None, pattern: str | None = None
+    path_or_name: str | os.PathLike[str], *, revision: str | None = None, pattern: str | None = None
 ) -> Tokenizer:
     """Load any tokenizer.
 
@@ -63,6 +64,7 @@ def load_tokenizer(
         MissingExtraError: A hub name was given and huggingface_hub is not installed; or the package
             that encodes this vocabulary is not.
     """
+    _refuse_other(path_or_name)
     path = Path(path_or_name)
     if path.is_dir():
         return _load_file(_find_in_folder(path), _folder_name(path), pattern)
@@ -72,6 +74,26 @@ def load_tokenizer(
     if name.endswith(_ENDINGS) or not _HUB_NAME.fullmatch(name):
         raise TokenizerError(f"{name}: no such file or folder")
     return _load_file(_find_in_folder(_download(name, revision)), name, pattern)
+
+
+def _refuse_other(given: object) -> None:
+    """Refuse what is no path and no name.
+
+    Raises:
+        TokenizerError: It is another object, such as a tokenizer of transformers.
+    """
+    if isinstance(given, str | os.PathLike):
+        return
+    cure = (
+        "; save it, tokenizer.save_pretrained(FOLDER), and give the folder"
+        if hasattr(given, "save_pretrained")
+        else ""
+    )
+    found = "None" if given is None else f"{type(given).__name__} ({given!r:.60})"
+    raise TokenizerError(
+        f"tokenizer: found {found}, expected a folder, a file, a name on the Hugging Face hub, or "
+        f"what ps.load_tokenizer or ps.train_tokenizer gave{cure}"
+    )
 
 
 def _short_name(path: Path) -> str:

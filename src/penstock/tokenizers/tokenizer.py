@@ -25,7 +25,7 @@ from penstock.core.json_values import JsonObject
 from penstock.core.lazy_imports import require
 from penstock.core.notebook import card
 from penstock.core.ragged import Ragged
-from penstock.core.system import without_collector
+from penstock.core.system import without_collector, writing_cure
 from penstock.tokenizers.byte_table import ByteTable, IntArray
 from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, template_in
 from penstock.tokenizers.fast import FastEncoder, missing_gigatoken
@@ -33,6 +33,7 @@ from penstock.tokenizers.huggingface import HuggingFaceVocabulary
 from penstock.tokenizers.post_processors import before_a_text, with_bos, without_bos
 from penstock.tokenizers.ranks import RankVocabulary
 from penstock.tokenizers.sentencepiece_model import SentencePieceVocabulary
+from penstock.tokenizers.shown_tokens import ShownTokens, show_tokens
 from penstock.tokenizers.token_ends import token_ends
 from penstock.tokenizers.vocabulary import AddedEntry, Vocabulary
 
@@ -174,6 +175,16 @@ class Tokenizer:
             if ids is not None:
                 return ids
         return np.array(self._vocabulary.encode(text, allow_control=allow_control), np.uint32)
+
+    def show(self, text: str, *, allow_control: bool = False) -> ShownTokens:
+        """The tokens of a text with what each stands for: lines of text, and colours in a notebook.
+
+        Args:
+            text: As for `encode`; likewise `allow_control`.
+        """
+        names = {number: name for name, number in self.special_tokens.items()}
+        ids = self.encode(text, allow_control=allow_control)
+        return show_tokens(ids, self.rough_byte_table, names)
 
     def encode_each(self, texts: Iterable[str]) -> Ragged:
         """Ids of a few texts, one row each, as `encode`."""
@@ -394,7 +405,9 @@ class Tokenizer:
             for name, content in self.source_bytes.items():
                 (output / name).write_bytes(content)
         except OSError as error:
-            raise OutputError(f"{output}: cannot save the tokenizer there: {error}") from error
+            raise OutputError(
+                f"{output}: cannot save the tokenizer there: {error}; {writing_cure(error)}"
+            ) from error
 
     @cached_property
     def _fast(self) -> FastEncoder | None:

@@ -12,9 +12,10 @@ the number of distinct words, not with the size of the text.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from penstock.core.errors import ConfigError, OutputError, TokenizerError
@@ -32,6 +33,8 @@ SPLIT_PATTERN = (
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 """Control entries that every trained tokenizer has, as ids 0, 1 and 2."""
 
+_TEXT_FIELDS = ("text", "content")
+"""Fields of records that hold a text, for the cure of an error."""
 BATCH_BYTES = 1 << 20
 """Batch size of text, in bytes. Less than that is left to the `tokenizers` package, which
 learns the same merges more slowly, but has no kernels that may have to be compiled first."""
@@ -62,12 +65,17 @@ def train_tokenizer(
         total_bytes: Approximate number of bytes of text, for the bar.
 
     Raises:
-        ConfigError: The vocabulary is too small for the bytes and control entries, or an entry is
-            given twice.
+        ConfigError: The vocabulary is too small for the bytes and control entries, an entry is
+            given twice, or `texts` is one text or has entries that are none.
         TokenizerError: There was no text.
         OutputError: The folder holds a tokenizer already, or cannot be written; raised before any
             text is read.
     """
+    if isinstance(texts, str | bytes):
+        raise ConfigError(
+            f"texts: found one text, {texts!r:.60}; expected an iterable of texts, such as a list; "
+            "files of texts: penstock tokenizer train FILE …"
+        )
     controls = [BOS, EOS, PAD, *special_tokens]
     _check_settings(vocab_size, controls)
     check_output(Path(output), overwrite)
@@ -95,14 +103,20 @@ def train_tokenizer(
     return tokenizer
 
 
-def _read(texts: Iterable[str], total_bytes: int | None, progress: bool) -> Iterator[list[bytes]]:
+def _read(texts: Iterable[Any], total_bytes: int | None, progress: bool) -> Iterator[list[bytes]]:
     """The texts in UTF-8, in batches of about `BATCH_BYTES`; one empty batch if there is no
     text.
     """
     batch: list[bytes] = []
     waiting = 0
     with Progress("reading text", total=total_bytes, unit="B", enabled=progress) as bar:
-        for text in texts:
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                field = next((name for name in _TEXT_FIELDS if _holds(text, name)), None)
+                cure = f", such as (one[{field!r}] for one in records)" if field else ""
+                raise ConfigError(
+                    f"texts: entry {number} is {type(text).__name__}; expected texts{cure}"
+                )
             data = text.encode()
             bar.advance(len(data), texts=1)
             if waiting >= BATCH_BYTES:
@@ -111,6 +125,10 @@ def _read(texts: Iterable[str], total_bytes: int | None, progress: bool) -> Iter
             batch.append(data)
             waiting += len(data)
     yield batch
+
+
+def _holds(record: object, name: str) -> bool:
+    return isinstance(record, Mapping) and isinstance(record.get(name), str)
 
 
 def _check_settings(vocab_size: int, controls: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Literal, final
 
 from penstock.chat.records.conversation import TRAINING_KEYS
 from penstock.core.errors import ConfigError
+from penstock.core.suggestions import NEAR, closest
 
 KNOWN_ROLES = ("user", "assistant", "system", "tool", "developer")
 """Roles of the OpenAI layout, which chat templates know."""
@@ -150,6 +151,11 @@ def unknown_role(role: object, known: Mapping[str, str]) -> str:
         f"say which it is, such as roles: {{user: [{role}]}}; roles: {{{role}: [{role}]}} keeps "
         "it for the template"
     )
+    if likely is None and (meant := closest(str(role).lower().strip(), KNOWN_ROLES, NEAR)):
+        cure = (
+            f"did you mean {meant}? correct it, or set roles: {{{meant}: [{role}]}}; roles: "
+            f"{{{role}: [{role}]}} keeps it for the template"
+        )
     if likely is not None:
         cure = f"add roles: {{{likely}: [{role}]}}"
     return f'has role "{role}"; known: {", ".join(targets)}; {cure}'

@@ -112,7 +112,7 @@ class Trajectory:
             tokenizer: The engine's tokenizer, or where to load it from.
             template: The chat template, or where to load it from; None: the processor's, or the
                 tokenizer's own.
-            tools: JSON schemas of functions.
+            tools: JSON schemas of functions, also to read calls; the template may write none.
             history: How prompts go on after a reply: sampled, template or tool_cycle; see above.
             stop_ids: Ids besides EOS that end a generation.
             processor: Of the model, or where to load it from: messages may then have images, or

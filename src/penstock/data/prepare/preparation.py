@@ -7,7 +7,6 @@ input: a part depends on its own input alone, is finished once its record is on 
 reused as long as its input is the same.
 """
 
-import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -165,7 +164,7 @@ def _prepare_folder(
     settings = merge_options(
         settings, options if template is None else {"template": template, **options}
     )
-    loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(os.fspath(tokenizer))
+    loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
     function = load_transform(transform)
     if settings.fields.weights:
         _ = loaded.byte_table

@@ -78,7 +78,10 @@ def checked_first(
     """
     first = next(parts, None)
     if first is None:
-        raise RecordError("the source gave no record; expected: at least one text or dict")
+        raise RecordError(
+            "the source gave no record; expected: at least one text or dict (a generator gives "
+            "nothing more once it was read)"
+        )
     check_encoder(shop, [first], progress, verbose)
     yield first
     yield from parts

@@ -329,9 +329,9 @@ class ChatSummary:
                 count = (
                     f"{problem.conversations:,} conversation{'s' * (problem.conversations != 1)}"
                 )
-                lines.append(
-                    f"{count} kept: {MEANINGS[kind]} ({kind}); the first: {problem.example}"
-                )
+                # These conversations were not dropped.
+                name = "" if kind == "dropped" else f" ({kind})"
+                lines.append(f"{count} kept: {MEANINGS[kind]}{name}; the first: {problem.example}")
         if self.unread:
             most = sorted(self.unread.items(), key=lambda one: -one[1])
             shown = ", ".join(f"{name} {count:,}" for name, count in most[:SHOWN_FIELDS])

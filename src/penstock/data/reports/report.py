@@ -2,14 +2,13 @@
 
 import json
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any, final
 
 from penstock.core.errors import CorruptionError, PenstockError
 from penstock.core.folders import is_url
 from penstock.core.json_values import JsonObject
-from penstock.core.notebook import card
+from penstock.core.notebook import card, plain_text
 from penstock.core.urls import shown_url, split_query
 from penstock.data.reports.chat_summary import ChatSummary
 from penstock.data.reports.reasons import Reasons
@@ -177,7 +176,7 @@ class PrepareReport:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the report as text."""
-        return card(f"Prepared {self.output}", (), f"<pre>{escape(self.as_text())}</pre>")
+        return card(f"Prepared {self.output}", (), plain_text(self.as_text()))
 
     def as_json(self, *, lasting: bool = False) -> JsonObject:
         """The report as JSON; `lasting` leaves out what differs between runs."""

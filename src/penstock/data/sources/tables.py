@@ -19,7 +19,7 @@ def records_of(source: Any) -> tuple[Iterable[Any], bool]:
     has a transform. A table of pandas is read by its cells, where a missing value is null.
 
     Raises:
-        RecordError: It holds several tables, or it is one record.
+        RecordError: It holds several tables, it is one record, or it holds no records.
     """
     room = type(source).__module__.partition(".")[0]
     if isinstance(source, Mapping):
@@ -34,10 +34,23 @@ def records_of(source: Any) -> tuple[Iterable[Any], bool]:
             return source, False
         tables = source.with_format("arrow", columns=shape["columns"]).iter(batch_size=_ROWS)
         return _rows(tables), True
-    if room == "pandas" and hasattr(source, "to_dict"):
+    if room == "pandas" and hasattr(source, "columns"):
         return _cells(source), False
+    if room == "pandas" and hasattr(source, "tolist"):
+        return source.tolist(), False  # one column, whose missing values are nan
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
-        return _rows(pa.table(source).slice(0).to_batches(_ROWS)), True
+        try:
+            table = pa.table(source)
+        except (pa.ArrowInvalid, TypeError):
+            column = getattr(source, "to_list", None) or source.to_pylist
+            return column(), False
+        return _rows(table.slice(0).to_batches(_ROWS)), True
+    if not isinstance(source, Iterable):
+        cure = "; collect() it first" if hasattr(source, "collect") else ""
+        raise RecordError(
+            f"found {type(source).__name__}, expected a path, a list or another iterable of "
+            f"records, or a table{cure}"
+        )
     return source, False
 
 

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.core.errors import RecordError
+from penstock.core.folders import hub_reason
 from penstock.core.urls import fsspec_arguments, plain_cause, shown_url, without_secrets
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ def explained(url: str, error: Exception) -> RecordError:
     """What a failure of a store means for the one who reads from it, with the cure."""
     cause = true_cause(error)
     said = without_secrets(str(cause), url)
-    if isinstance(cause, FileNotFoundError):
+    if url.startswith("hf:") and (of_hub := hub_reason(error)) is not None:
+        reason = f"{of_hub}; check the spelling, then run it again"
+    elif isinstance(cause, FileNotFoundError):
         reason = f"is not in the store: {said}; check the spelling, then run it again"
     else:
         reason = (

@@ -26,7 +26,7 @@ from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError, OutputError, PenstockError
 from penstock.core.folders import local_path
 from penstock.core.json_values import JsonValue
-from penstock.core.system import explain_cut_files, handlers, limit_cure, mapped, too_many_files
+from penstock.core.system import explain_cut_files, handlers, limit_cure, mapped, writing_cure
 from penstock.data.stores._kernels import continue_checksum
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -254,10 +254,9 @@ def output_errors(path: Path) -> Iterator[None]:
     except PenstockError:
         raise
     except OSError as error:
-        cure = too_many_files(error) or "make room or choose another folder"
         raise OutputError(
-            f"{path}: cannot write: {error.strerror or error}; {cure}, then run it again: "
-            "finished parts are kept"
+            f"{path}: cannot write: {error.strerror or error}; {writing_cure(error)}, then run it "
+            "again: finished parts are kept"
         ) from error
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 from penstock.core.errors import CorruptionError, PenstockError, StoreError
-from penstock.core.folders import normal_url
+from penstock.core.folders import hub_reason, normal_url
 from penstock.core.json_values import JsonObject
 from penstock.core.system import too_many_files
 from penstock.core.urls import Address, plain_cause, split_query, without_secrets
@@ -372,6 +372,10 @@ class Store:
         """Raise for failures that no repetition heals."""
         status = status_of(cause)
         where = self.where(name)
+        if "hf" in self._protocols and (of_hub := hub_reason(error)) is not None:
+            raise StoreError(
+                f"{where}: {of_hub}; check the spelling, then run it again"
+            ) from self._cause(error)
         if status in _CHANGED:
             raise CorruptionError(
                 f"{where}: was replaced by another object since it was opened; open the "

@@ -29,6 +29,7 @@ from penstock.chat.tokens.images import restore
 from penstock.core.arrays import Bool
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.core.json_values import JsonMapping, JsonObject
+from penstock.core.notebook import card
 from penstock.learn.generation.engine import Engine
 from penstock.learn.generation.images import ImageReader
 from penstock.learn.generation.settings import Event, FinishReason, Sampling
@@ -384,6 +385,14 @@ class ChatSession:
         self._sampling = sampling or Sampling(min_tokens=1)
         self._current: Reply | None = None
         self._number = 0
+
+    def __repr__(self) -> str:
+        return f"ChatSession({len(self.messages)} messages)"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the conversation so far."""
+        said = [(str(message["role"]), _text_of(message)) for message in self.whole()]
+        return card("Chat", said or [("messages", "none yet")])
 
     @property
     def context_length(self) -> int:

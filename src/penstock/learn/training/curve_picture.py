@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError, MissingExtraError, OutputError
+from penstock.core.system import writing_cure
 from penstock.learn.training.curve_page import page
 from penstock.learn.training.curves import (
     Curve,
@@ -66,7 +67,8 @@ def plot_runs(
             write_png(panels, output, view)
     except OSError as error:
         raise OutputError(
-            f"{output}: cannot be written: {error.strerror}; name a file in a folder that exists"
+            f"{output}: cannot be written: {error.strerror}; "
+            f"{writing_cure(error, otherwise='name a file in a folder that exists')}"
         ) from error
     return output
 

@@ -1,6 +1,7 @@
 """The progress of a run on standard error, so that standard output stays machine-readable.
 
-A live line in a terminal, with evaluations above it; elsewhere a plain line from time to time.
+A live line in a terminal and in a notebook, with a line for each evaluation; elsewhere a plain line
+from time to time.
 """
 
 import sys
@@ -9,7 +10,15 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from penstock.core.json_values import JsonMapping
-from penstock.core.terminal import PLAIN_SECONDS, clock, time_columns, visible
+from penstock.core.live_line import LiveLine, in_notebook
+from penstock.core.terminal import (
+    NOTEBOOK_SECONDS,
+    PLAIN_SECONDS,
+    clock,
+    short_number,
+    time_columns,
+    visible,
+)
 from penstock.learn.training.figure_names import is_evaluation
 
 BESIDES = 47
@@ -30,11 +39,14 @@ class ProgressLine:
     def __init__(self, total: int, done: int) -> None:
         self._total, self._done = total, done
         self._live: Any = None
+        self._line: LiveLine | None = None
         self._shown = -PLAIN_SECONDS
 
     def start(self) -> None:
-        """Start the live line, if standard error is a terminal."""
-        if sys.stderr.isatty():
+        """Start the live line, in a notebook or if standard error is a terminal."""
+        if in_notebook():
+            self._line = LiveLine()
+        elif sys.stderr.isatty():
             self._live = _bar()
             self._live.start()
             self._task = self._live.add_task(
@@ -58,12 +70,17 @@ class ProgressLine:
             for line in evaluations:
                 self._live.console.print(f"step {step}: {line}", markup=False, highlight=False)
             return
-        if last or evaluations or time.monotonic() - self._shown >= PLAIN_SECONDS:
+        pause = PLAIN_SECONDS if self._line is None else NOTEBOOK_SECONDS
+        if last or evaluations or time.monotonic() - self._shown >= pause:
             self._shown = time.monotonic()
             left = "" if last else f" · {clock(record['seconds_left'])} left"
-            texts = [f"step {step}/{self._total} ({record['percent']:.0f}%): {note(record)}{left}"]
-            texts += [f"step {step}: {line}" for line in evaluations]
-            print("\n".join(texts), file=sys.stderr, flush=True)
+            text = f"step {step}/{self._total} ({record['percent']:.0f}%): {note(record)}{left}"
+            if self._line is not None:
+                self._line.show(text, step / self._total)
+            texts = [f"step {step}: {line}" for line in evaluations]
+            texts = [text, *texts] if self._line is None else texts
+            if texts:
+                print("\n".join(texts), file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """Leave the line as it is."""
@@ -87,7 +104,7 @@ def note(record: JsonMapping, room: int | None = None) -> str:
     if "learning_rate" in record:
         parts["rate"] = f"rate {record['learning_rate']:.1e}"
     if "tokens_per_second" in record:
-        parts["speed"] = f"{record['tokens_per_second'] / 1000:.3g} k tok/s"
+        parts["speed"] = f"{short_number(record['tokens_per_second']).strip()} tok/s"
     if record.get("mfu", 0) >= 0.005:
         parts["mfu"] = f"MFU {100 * record['mfu']:.0f}%"
     if "peak_memory" in record:

@@ -58,6 +58,7 @@ _BEGUN = {
     f"{RUN_FILE}.partial",
 }
 """Files of a run that has not trained yet."""
+_GIVE = "give the folder of a run (`penstock train`) or of a model of transformers"
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json", "patch_processor.json")
 
 
@@ -125,6 +126,8 @@ class RunFolder:
         """
         if not Path(path).exists() and may_be_of_hub(str(path)):
             return cls._of_huggingface(_of_hub(str(path)))
+        if not Path(path).exists():
+            raise FormatError(f"{path}: no such folder; {_GIVE}")
         path = Path(path)
         if (path / "config.json").is_file():
             return cls._of_huggingface(path)
@@ -135,7 +138,8 @@ class RunFolder:
             )
         if not (path / RUN_FILE).is_file():
             raise FormatError(
-                f"{path}: no run ({RUN_FILE} is missing) and no model in the Hugging Face layout"
+                f"{path}: no run ({RUN_FILE} is missing) and no model in the Hugging Face layout "
+                f"(config.json is missing); {_GIVE}"
             )
         checkpoint = newest_complete(path / CHECKPOINTS)
         if checkpoint is None:
@@ -212,7 +216,10 @@ def _of_hub(name: str) -> Path:
     where it has them.
     """
     small = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
-    folder = hub_copy(name, [*small, "*.safetensors"])
+    try:
+        folder = hub_copy(name, [*small, "*.safetensors"])
+    except FormatError as error:
+        raise FormatError(f"{error}; {_GIVE}") from error.__cause__
     if not (folder / "config.json").is_file():
         raise FormatError(
             f"{name}: no folder here, and on the hub it is not a model: config.json is missing"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from penstock.core.arrays import Array
-from penstock.core.errors import MissingExtraError
+from penstock.core.errors import ConfigError, MissingExtraError
 from penstock.core.suggestions import suggests
 
 try:
@@ -93,9 +93,23 @@ def as_host_tensor(name: str, value: Any) -> Any:
     return tensor.long() if name in _INT64 and tensor.dtype != torch.int64 else tensor
 
 
+def device_of(name: Any) -> torch.device:
+    """A device by its name.
+
+    Raises:
+        ConfigError: torch knows no such device.
+    """
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ConfigError(
+            f"device {name!r}: expected one that torch knows, such as cpu, cuda, cuda:1, xpu or mps"
+        ) from None
+
+
 def is_cpu(device: Any) -> bool:
     """Whether a device is the host; None is."""
-    return device is None or torch.device(device).type == "cpu"
+    return device is None or device_of(device).type == "cpu"
 
 
 def on_device(array: Array | torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -94,16 +94,25 @@ def run(
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
-    _show(output, found.notes)
+    _show(output, found.notes, found.install)
     print(*found.commands, sep="\n")
 
 
-def _show(output: Path, notes: "Sequence[Note]") -> None:
+def _show(output: Path, notes: "Sequence[Note]", install: str) -> None:
     """Print what needs attention to standard error."""
     bold, plain = ("\x1b[1m", "\x1b[0m") if colourful(sys.stderr) else ("", "")
     width = min(shutil.get_terminal_size().columns, 120)
     head = [used.notes.summary(notes), f"All of them stand at the top of {output}."]
-    said = [*head, "", *used.notes.report(notes, used.notes.LOUD), "", "Commands:"]
+    said = [
+        *head,
+        "",
+        *used.notes.report(notes, used.notes.LOUD),
+        "",
+        "The commands need:",
+        f"  {install}",
+        "",
+        "Commands:",
+    ]
     for line in said:
         text = visible(line)
         # A heading stands alone on its line.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import penstock as ps
 from penstock.use.cli.declared_options import Option, options, takes
-from penstock.use.cli.options import MODEL, OPENING, Given
+from penstock.use.cli.options import MODEL, OPENING, Given, Quiet
 
 
 @takes(
@@ -41,7 +41,7 @@ from penstock.use.cli.options import MODEL, OPENING, Given
         OPENING,
     )
 )
-def run(*, settings: Given) -> None:
+def run(*, settings: Given, quiet: Quiet = False) -> None:
     r"""Sample several answers to each prompt, judge them with your function, and write them as a
     dataset. With --environment, an answer is a conversation of several turns, and --engine names a
     server that samples it.
@@ -54,7 +54,7 @@ def run(*, settings: Given) -> None:
             --samples 4 --max-tokens 32 -o data/rollouts
     """
     output = settings["output"]
-    found = ps.open_run(settings.pop("model")).rollouts(**settings)
+    found = ps.open_run(settings.pop("model")).rollouts(**settings, progress=not quiet)
     print(f"{output}: {found}")
     for prompt, answer, judged in found.examples:
         print(f"  {judged:g}  {prompt!r:.60} → {answer!r:.60}")

@@ -25,6 +25,7 @@ from penstock.core.arrays import Array
 from penstock.core.errors import OutputError
 from penstock.core.json_values import JsonObject
 from penstock.core.page_assets import asset, inline_hash
+from penstock.core.system import writing_cure
 from penstock.plan.inputs import IGNORE
 from penstock.use.inspection.images import MOST_PICTURES, ShownImage
 from penstock.use.inspection.page_model import (
@@ -129,8 +130,8 @@ def write_html(path: str | os.PathLike[str], data: PageData) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(
-            f"{path}: the page cannot be written ({error.strerror}); name a file in a folder "
-            "that exists"
+            f"{path}: the page cannot be written ({error.strerror}); "
+            f"{writing_cure(error, otherwise='name a file in a folder that exists')}"
         ) from error
 
 

@@ -28,12 +28,12 @@ ROLE_COLOURS = {
 
 
 def make_console() -> Console:
-    """The console for views: standard output; if it is no terminal, with the width of COLUMNS, or
-    of 120.
+    """The console for views: standard output; if it is no terminal, with the width of COLUMNS,
+    else of 96 in a notebook and of 120 elsewhere.
     """
     console = safe_console(soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 120
+        console.width = 96 if console.is_jupyter else 120
     return console
 
 

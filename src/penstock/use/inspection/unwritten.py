@@ -10,6 +10,7 @@ from penstock.chat.trajectories.trajectory import Trajectory
 from penstock.core.errors import ConfigError
 from penstock.data.prepare.trajectories import in_groups, trees_of
 from penstock.data.shards.format.tree_building import TreeDocument
+from penstock.data.shards.tables.corpus import Corpus, is_corpus
 from penstock.data.shards.tables.document import Document, Origin
 from penstock.tokenizers import Tokenizer
 from penstock.use.inspection.datasets import DocumentView, view_of
@@ -18,6 +19,16 @@ Unwritten = (
     Trajectory | FinishedTrajectory | list[FinishedTrajectory] | tuple[FinishedTrajectory, ...]
 )
 """A trajectory, or some that are finished."""
+
+_INSTEAD = {
+    **dict.fromkeys(
+        ("Step", "ModelInput"), "; ps.inspect(loader, step=…) shows the rows of a step"
+    ),
+    **dict.fromkeys(("Source", "Mixture"), "; make a ps.Loader of it"),
+    "Tokenizer": "; tokenizer.show(text) shows the tokens of a text",
+    "EncodedChat": "; print(chat.text) and chat.trained_text show it, and so does a notebook",
+}
+"""Type → what shows an object of it."""
 
 
 def views_of_trajectories(
@@ -43,6 +54,11 @@ def views_of_trajectories(
             paths=target.paths(), has_log_probabilities=target.has_log_probabilities
         )
     several: list[Any] = [target] if isinstance(target, FinishedTrajectory) else [*target]
+    if isinstance(several[0] if several else None, dict):
+        raise ConfigError(
+            "found records; ps.chat.encode(record, tokenizer=…, template=…) shows a conversation, "
+            "and ps.inspect shows files of them, or what ps.prepare made of them"
+        )
     if wrong := [one for one in several if not isinstance(one, FinishedTrajectory)]:
         raise ConfigError(
             f"found a {type(wrong[0]).__name__} in a list of trajectories; expected what finish() "
@@ -70,3 +86,19 @@ def _why(trajectory: Trajectory) -> dict[int, str]:
     begun = ((path, one.replies[0]) for path, one in enumerate(trajectory.paths()))
     steps = trajectory.steps
     return {path: steps[first].why for path, first in begun if steps[first].kind == "branch"}
+
+
+def corpus_of(target: object) -> Corpus:
+    """A target that must be a corpus.
+
+    Raises:
+        ConfigError: It is something else; the message says what shows it.
+    """
+    if is_corpus(target):
+        return target
+    kind = type(target).__name__
+    raise ConfigError(
+        f"ps.inspect: found {'None' if target is None else f'a {kind}'}; expected a dataset, a "
+        "loader, a run, a run file, files of conversations or trajectories"
+        f"{_INSTEAD.get(kind, '')}"
+    )

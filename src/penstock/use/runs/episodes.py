@@ -308,25 +308,29 @@ def _check_tools(
     asked: Sequence[list[JsonObject]],
     settings: EpisodeSettings,
 ) -> None:
-    """Refuse tools of which the model would not know.
+    """Refuse tools of which the model would not know, before anything is sampled.
 
     Raises:
         ConfigError: The template writes none of them.
     """
+    seen = set()
     for record, messages in zip(records, asked, strict=True):
-        if tools := record.get("tools") or settings.tools:
-            given = [_trajectory(opened, one, settings) for one in (tools, None)]
-            try:
-                with_tools, without = (one.prompt(messages) for one in given)
-            except ConversationError:
-                return  # the trajectory says it with its place
-            if with_tools == without:
-                raise ConfigError(
-                    "tools: the chat template writes none of them, so the model would not know of "
-                    "them; take a model whose template does, or leave tools out and describe them "
-                    "in a system message"
-                )
-            return
+        tools = record.get("tools") or settings.tools
+        name = json.dumps(tools, sort_keys=True, default=repr)
+        if not tools or name in seen:
+            continue
+        seen.add(name)
+        given = [_trajectory(opened, one, settings) for one in (tools, None)]
+        try:
+            with_tools, without = (one.prompt(messages) for one in given)
+        except ConversationError:
+            continue  # the trajectory says it with its place
+        if with_tools == without:
+            raise ConfigError(
+                "tools: the chat template writes none of them, so the model would not know of "
+                "them; take a model whose template does, or leave tools out and describe them "
+                "in a system message"
+            )
 
 
 def _trajectory(

@@ -1,12 +1,13 @@
 """Generates with a run's model: texts, replies of a chat, answers for a policy."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from penstock.chat import Template, load_template
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, ConversationError, RecordError
 from penstock.learn.generation.images import ImageReader
 from penstock.learn.generation.session import ChatSession, Prompt, first_id, fit_chat, room_for
 from penstock.learn.generation.settings import Sampling, sampling_defaults
@@ -75,6 +76,12 @@ def sample_texts(
     """Texts of each prompt; see `Run.sample`."""
     unmasking = _take_unmasking(settings)
     opening = _checked(call, settings, "samples")
+    given: object = prompts
+    if not isinstance(given, Sequence) or not all(isinstance(one, str) for one in given):
+        raise ConfigError(
+            f"{call}: found {given!r:.80}, expected a prompt or a list of prompts, which are "
+            "texts; for messages use Run.chat"
+        )
     if not prompts:
         return []
     opened = open_model(opening)
@@ -213,6 +220,11 @@ def _records(
 ) -> list[Mapping[str, Any]]:
     """Records of a file, or as they are given."""
     if isinstance(prompts, str | Path):
+        if isinstance(prompts, str) and not os.path.exists(prompts) and " " in prompts.strip():
+            raise RecordError(
+                f"{prompts!r:.80}: no such file of prompts; if it is a prompt, give a list: "
+                "[prompt]"
+            )
         return list(read_records(prompts))
     return [{"prompt": one} if isinstance(one, str) else one for one in prompts]
 
@@ -258,10 +270,18 @@ def _conversations_of(messages: Any) -> tuple[list[Any], bool]:
     """Conversations of what `Run.chat` is given, and whether it was given several."""
     if isinstance(messages, str):
         return [[{"role": "user", "content": messages}]], False
-    if isinstance(messages, Mapping):
-        raise ConfigError("Run.chat: messages must be a list; put the message into one: [message]")
+    if isinstance(messages, Mapping) or not isinstance(messages, Sequence):
+        raise ConfigError(
+            f"Run.chat: found {messages!r:.80}, expected a text or a list of messages, or a list "
+            "of those"
+        )
     if messages and not any(isinstance(one, Mapping) for one in messages):
         return [_conversations_of(one)[0][0] for one in messages], True
+    if messages and isinstance(messages[-1], Mapping) and messages[-1].get("role") == "assistant":
+        raise ConversationError(
+            "Run.chat: the last message is the assistant's, so there is nothing to answer; leave "
+            "it out, or add a message of the user"
+        )
     return [messages], False
 
 

@@ -24,6 +24,7 @@ from penstock.data.prepare.prepare_keywords import ChatOptions
 from penstock.data.shards.opening import open_dataset
 from penstock.data.shards.tables.corpus import Corpus
 from penstock.data.sources.formats import EXTENSIONS
+from penstock.learn.training.run_folder import RunFolder
 from penstock.plan.inputs.requirements import InputRequirements
 from penstock.plan.loader.loader import Loader
 from penstock.plan.loader.mixture import Mixture, Source
@@ -63,7 +64,7 @@ from penstock.use.inspection.terminal_rewritten import legend_of_rows
 from penstock.use.inspection.terminal_tokens import conversation_view, documents_list, legend
 from penstock.use.inspection.terminal_trajectories import trajectory_legend
 from penstock.use.inspection.trajectories import TrajectoryTree
-from penstock.use.inspection.unwritten import Unwritten, views_of_trajectories
+from penstock.use.inspection.unwritten import Unwritten, corpus_of, views_of_trajectories
 
 RUN_FILES = {".yaml", ".yml"}
 IN_TERMINAL, IN_PAGE = 3, 500
@@ -118,7 +119,7 @@ class _Shown:
 
 
 def inspect(
-    target: str | os.PathLike[str] | Corpus | Loader | Unwritten,
+    target: str | os.PathLike[str] | Corpus | Loader | RunFolder | Unwritten,
     *,
     rows: Chosen = None,
     documents: Chosen = None,
@@ -145,8 +146,8 @@ def inspect(
 
     Args:
         target: A dataset or its folder, a loader (its rows over all ranks; it does not move), a run
-            file (.yaml), a run's folder, raw conversations with `tokenizer`, or trajectories: one,
-            or a list of finished ones, with `tokenizer` to decode them.
+            file (.yaml), a run or its folder, raw conversations with `tokenizer`, or trajectories:
+            one, or a list of finished ones, with `tokenizer` to decode them.
         rows: Packed rows to show: how many, from `step` on, or the numbers of some; a step of a
             single dataset is one row. None: for a loader and a run file one, for a dataset none; in
             a page eight.
@@ -179,12 +180,14 @@ def inspect(
     """
     refuse_unknown(chat, [*(inspect.__kwdefaults__ or ()), *chat_names()], "an option of inspect")
     path: str | None = None
+    if isinstance(target, RunFolder):
+        target = target.path
     if isinstance(target, str | os.PathLike):
         name = path = run_file_of(os.fspath(target))
     elif isinstance(target, Loader | Trajectory | FinishedTrajectory | list | tuple):
         name = "loader" if isinstance(target, Loader) else "trajectories"
     else:
-        name = str(target.path)
+        name = str(corpus_of(target).path)
     asked = _Shown(
         rows=rows,
         documents=documents,

@@ -1,9 +1,12 @@
 """Plans the data of a run file without training. Needs no torch."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.core.errors import ConfigError
 from penstock.core.suggestions import suggests
+from penstock.learn.training.run_folder import RUN_FILE
 from penstock.use.config.run_file import (
     load_data,
     make_loader,
@@ -38,6 +41,11 @@ def plan_run(
         ConfigError: A setting is unknown or out of range; names file and line.
         FormatError: A source is no dataset.
     """
+    if os.path.isdir(run_file) and not (Path(run_file) / RUN_FILE).is_file():
+        raise ConfigError(
+            f"{run_file}: is a folder without {RUN_FILE}; expected a run file, or the folder of a "
+            "run; `penstock inspect` shows what is in a dataset"
+        )
     place, given = run_file_of(str(run_file)), list(assignments)
     data, start = load_data(place, given), written_start(place, given)
     if steps is None:

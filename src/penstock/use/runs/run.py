@@ -262,8 +262,9 @@ class Run(RunFolder):
         turns: a trajectory.
 
         Args:
-            prompts: Texts; or records with `prompt` or `messages`, and what the reward needs
-                besides; or the path of a file of such records.
+            prompts: Texts, which go on as they are, without the chat template (with an environment,
+                each is a message of the user); or records with `prompt` or `messages`, and what the
+                reward needs besides; or the path of a file of such records.
             reward: Function of (record, answer) that gives a number, or its name. With a parameter
                 `finish_reason` it is told why the answer ended: stop or length.
             output: A new folder for the dataset.

@@ -133,6 +133,11 @@ def training_section(
             inner.setdefault(homes[name], {})[name] = value
         elif name in field_names(TrainSettings):
             section[name] = value
+        elif name == "overwrite":
+            raise ConfigError(
+                f"{call}: a run is never overwritten, so there is no {name}; name another output, "
+                "continue the run with resume=True, or remove its folder first"
+            )
         else:
             raise ConfigError(f"{call}: unknown argument {name!r}; {_meant(name, [*homes, *also])}")
     for part, values in inner.items():
@@ -163,6 +168,12 @@ def _meant(name: str, others: Sequence[str]) -> str:
 def _as_section(part: str, value: object) -> Any:
     if isinstance(value, str):
         return {SHORT[part][1]: value}
+    if isinstance(value, type) or not (is_dataclass(value) or isinstance(value, Mapping)):
+        kind, own = SHORT[part]
+        raise ConfigError(
+            f"ps.train: {part} is {value!r}; expected the name of its {own}, a mapping of "
+            f"settings, or {kind.__name__}; each setting may also be given to ps.train directly"
+        )
     return dict(plain(value, (), {})) if is_dataclass(value) else value
 
 

@@ -294,6 +294,16 @@ def _model_values(model: Model, objects: dict[Place, Any]) -> JsonObject:
     return {"model": None}
 
 
+LONGEST = 80
+"""Characters of an object that an error shows."""
+
+
+def _short(given: object) -> str:
+    """An object in a few words."""
+    shown = repr(given)
+    return shown if len(shown) < LONGEST and "\n" not in shown else f"a {type(given).__name__}"
+
+
 def _data_of(loader: object) -> DataSettings:
     """The section `data` that makes the same plan as a loader.
 
@@ -302,8 +312,8 @@ def _data_of(loader: object) -> DataSettings:
     """
     if not isinstance(loader, Loader):
         raise ConfigError(
-            f"loader: found {loader!r}, expected a ps.Loader, such as ps.Loader('data/web', "
-            "sequence_length=1024, rows_per_step=32)"
+            f"loader: found {_short(loader)}, expected a ps.Loader, such as ps.Loader('data/web', "
+            "sequence_length=1024, rows_per_step=32); the model comes first, then the loader"
         )
     if loader.start != BEGINNING:
         raise ConfigError(

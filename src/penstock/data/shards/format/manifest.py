@@ -56,6 +56,12 @@ TOKENIZER_FILES = (
 
 
 MANIFEST, FILES = "manifest.json", "files.json"
+_OTHER_FOLDERS = {
+    "run.yaml": "a run",
+    "config.json": "a model",
+    "tokenizer.json": "a tokenizer",
+}
+"""File → what a folder that has it is."""
 PREPARING = (".prepare", "lock")
 """The file that is locked while a dataset is being prepared."""
 LENGTHS, BATCHES, WEIGHT_SUMS = "lengths.u32", "batches.u64", "weight_sums.f64"
@@ -408,6 +414,11 @@ def _refuse(folder: Path, path: Path) -> NoReturn:
         raise FormatError(
             f"{folder}: not a dataset yet: {str(error).removeprefix(f'{folder}: ')}"
         ) from None
+    for name, what in _OTHER_FOLDERS.items():
+        if (folder / name).exists():
+            raise FormatError(
+                f"{folder}: {what}, not a dataset; give a folder that `penstock prepare` made"
+            )
     raise FormatError(
         f"{folder}: not a dataset: no {MANIFEST}; preparation did not finish, or the "
         "folder is something else; run the same `penstock prepare` again to continue"

@@ -57,6 +57,17 @@ class Imported:
     library: str = "axolotl"
     """Whose configuration it was."""
 
+    @property
+    def install(self) -> str:
+        """The command that installs what the commands need."""
+        training: JsonMapping = self.run.get("training") or {}
+        lora, named = training.get("lora"), training.get("log")
+        extras = ["train", "huggingface"]
+        if isinstance(lora, Mapping):
+            extras.append("qlora" if lora.get("quantize") else "lora")
+        extras += named if isinstance(named, list) else []
+        return f"pip install 'penstock[{','.join(extras)}]'"
+
     def text(self, source: str) -> str:
         """The run file, with the commands and the notes as comments; it was read back.
 
@@ -65,6 +76,7 @@ class Imported:
         """
         said = [
             f"Made by `penstock import-config {source}` of a configuration of {self.library}.",
+            f"The commands need: {self.install}",
             "",
             *self.commands,
             "",
