@@ -14,7 +14,7 @@ import penstock as ps
 from makers.tokenizers import tiny_tokenizer
 from penstock.core.errors import PenstockError
 from penstock.learn.training.run_folder import RunFolder
-from penstock.use.runs.generating import sample_texts, write_reply
+from penstock.use.runs.generating import sample_texts, write_replies
 
 
 @pytest.fixture
@@ -150,11 +150,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "for messages use Run.chat",
     ),
     "None for messages": (
-        lambda: write_reply(_never, _ANY, {}),
+        lambda: write_replies(_never, _ANY, {}),
         "Run.chat: found None, expected a text or a list of messages",
     ),
     "a reply to the assistant": (
-        lambda: write_reply(_never, [{"role": "assistant", "content": "a"}], {}),
+        lambda: write_replies(_never, [{"role": "assistant", "content": "a"}], {}),
         "the last message is the assistant's",
     ),
 }
