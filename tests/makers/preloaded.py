@@ -1,0 +1,31 @@
+"""What the process that others are forked from has imported, each of it if it is installed.
+
+Collecting garbage is off meanwhile, and passes over all of it afterwards: children would copy the
+memory of what they look at.
+"""
+
+import contextlib
+import gc
+import importlib
+
+MODULES = (
+    "numba",
+    "pyarrow",
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint",
+    "transformers.models.llama.modeling_llama",
+    "accelerate",
+    "penstock.use.cli",
+    "penstock.use.config.training",
+    "penstock.learn.training",
+    "penstock.learn.distillation",
+)
+
+gc.disable()
+for name in MODULES:
+    with contextlib.suppress(ImportError):
+        importlib.import_module(name)
+gc.freeze()
+gc.enable()
