@@ -28,4 +28,6 @@ for name in MODULES:
     with contextlib.suppress(ImportError):
         importlib.import_module(name)
 gc.freeze()
+# A run of several ranks thaws all objects as it ends, and the next would first walk through these.
+gc.unfreeze = gc.freeze
 gc.enable()
