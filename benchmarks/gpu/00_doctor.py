@@ -45,7 +45,9 @@ def attention() -> Figures:
 def tests(toy: bool) -> Figures:
     """The tests marked `gpu`; warnings of inductor are no errors. A toy run collects one file."""
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "-W", "default"]
-    more = ["--collect-only", "tests/models/test_paged_gpu.py"] if toy else ["--slow", "tests/models"]
+    more = (
+        ["--collect-only", "tests/models/test_paged_gpu.py"] if toy else ["--slow", "tests/models"]
+    )
     return python(*words, *more, timeout=400)
 
 

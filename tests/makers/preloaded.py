@@ -18,6 +18,7 @@ MODULES = (
     "transformers.models.llama.modeling_llama",
     "accelerate",
     "penstock.use.cli",
+    "penstock.use.cli.train",
     "penstock.use.config.training",
     "penstock.learn.training",
     "penstock.learn.distillation",
@@ -27,6 +28,9 @@ gc.disable()
 for name in MODULES:
     with contextlib.suppress(ImportError):
         importlib.import_module(name)
+with contextlib.suppress(ImportError):
+    # The checks of run files are built once in a process.
+    importlib.import_module("penstock.use.config.run_file").run_schema()
 gc.freeze()
 # A run of several ranks thaws all objects as it ends, and the next would first walk through these.
 gc.unfreeze = gc.freeze
