@@ -1,5 +1,6 @@
 """Fixtures that every room's tests share."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -33,6 +34,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="with --real: write what they measure into the documentation",
     )
+
+
+def pytest_sessionstart() -> None:
+    """Collecting tests imports everything and leaves no garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from makers.processes import run_penstock
+from makers.forked import run_penstock
 from penstock.core.errors import ConfigError
 from penstock.data.sources.opening import FORMATS
 from penstock.data.sources.records import COLUMN_TYPES

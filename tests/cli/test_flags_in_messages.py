@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.main import get_command
 
-from makers.processes import run_penstock
+from makers.forked import run_penstock
 from makers.tokenizers import tiny_tokenizer
 from penstock.use.cli import build_app
 from penstock.use.cli.flags import Flags, as_flags

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from makers.datasets import tokenizer_info
-from makers.processes import run_penstock
+from makers.forked import run_penstock
 from penstock import write_dataset
 from penstock.core.errors import ConfigError, FormatError
 from penstock.use.config import load_run, make_loader, run_schema

@@ -5,7 +5,7 @@ import signal
 import numpy as np
 import pytest
 
-from makers.processes import run_code
+from makers.forked import run_code
 from penstock import open_dataset, write_dataset
 from penstock.core.system import cut_files
 

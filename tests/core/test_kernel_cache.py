@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from makers.processes import child_environment
+from makers import forked
+from makers.processes import child_environment, run_python
 from patience import PATIENCE_SECONDS
 from penstock.core import kernel_cache
 
@@ -44,27 +45,36 @@ print(result, "compiled" if compiled else "read")
 """
 
 
+FORKED = """
+import sys
+import numba
+sys.path.insert(0, {folder!r})
+sys.dont_write_bytecode = True
+numba.config.reload_config()
+"""
+"""What a new process reads as it starts, and one that is forked does not."""
+
+
 @pytest.fixture
 def use(tmp_path):
-    """Runs a kernel of three modules in a new process: its result, and whether it was compiled."""
+    """Runs a kernel of three modules in a new process: its result, and whether it was compiled.
+
+    Its start takes longer than all else, so it is forked, unless something is other at the start.
+    """
 
     def run(factor=2, more="", plus=1, cache="cache", before="", **environment):
         (tmp_path / "made_constants.py").write_text(FACTOR.format(factor=factor))
         (tmp_path / "made_inner_kernels.py").write_text(INNER.format(more=more))
         (tmp_path / "made_outer_kernels.py").write_text(OUTER.format(plus=plus))
-        path = child_environment()["PYTHONPATH"]
-        environment = {
-            **child_environment(NUMBA_CACHE_DIR=str(tmp_path / cache), PYTHONDONTWRITEBYTECODE="1"),
-            "PYTHONPATH": f"{tmp_path}:{path}", **environment,
-        }  # fmt: skip
-        found = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(before) + USE],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            check=True,
-        )
+        names = child_environment(NUMBA_CACHE_DIR=str(tmp_path / cache), **environment)
+        if before or environment:
+            names["PYTHONDONTWRITEBYTECODE"] = "1"
+            names["PYTHONPATH"] = f"{tmp_path}:{names['PYTHONPATH']}"
+            code = textwrap.dedent(before) + USE
+            found = run_python("-c", code, env=names, check=True)
+        else:
+            code = FORKED.format(folder=str(tmp_path)) + USE
+            found = forked.run_python("-c", code, env=names, check=True)
         result, how = found.stdout.split()
         return int(result), how
 

@@ -20,19 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
+
 from makers.processes import child_environment
 from patience import PATIENCE_SECONDS
-
-PRELOADED = [
-    "numba",
-    "pyarrow",
-    "torch",
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.checkpoint",
-    "transformers.models.llama.modeling_llama",
-    "accelerate",
-]
 
 
 class Forked:
@@ -138,15 +129,12 @@ def run_penstock(*words: Any, **options: Any) -> "subprocess.CompletedProcess[st
 @cache
 def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    # torch reads it when it is loaded.
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    multiprocessing.forkserver.ensure_running()
-    if before is None:
-        del os.environ["OMP_NUM_THREADS"]
-    else:
-        os.environ["OMP_NUM_THREADS"] = before
+    context.set_forkserver_preload(["makers.preloaded"])
+    # It reads them as it starts: torch the number of threads, Python where modules are.
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("OMP_NUM_THREADS", "PYTHONPATH"):
+            patch.setenv(name, child_environment()[name])
+        multiprocessing.forkserver.ensure_running()
     return context
 
 

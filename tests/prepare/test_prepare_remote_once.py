@@ -11,6 +11,7 @@ import re
 import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 
 import numpy as np
 import pyarrow as pa
@@ -125,9 +126,16 @@ def corpus(kind, folder):
     }
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("on_error", ["stop", "skip"])
-@pytest.mark.parametrize("kind", ["jsonl", "gz", "zst", "parquet"])
+KINDS = ("jsonl", "gz", "zst", "parquet")
+
+
+@pytest.mark.parametrize(
+    ("kind", "on_error", "processes"),
+    [
+        *product(KINDS, ("stop", "skip"), (1,)),
+        *zip(KINDS, ("stop", "skip") * 2, (2,) * 4, strict=True),
+    ],
+)
 def test_each_byte_is_sent_once(
     tmp_path, server, tokenizer, monkeypatch, kind, on_error, processes
 ):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from makers.datasets import prepare_here
-from makers.processes import run_penstock
+from makers.forked import run_penstock
 from makers.secret_server import (
     SECOND,
     SECRETS,

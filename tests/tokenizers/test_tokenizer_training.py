@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tiny_tokenizers import tokenizer_texts
 
-from makers.processes import run_code, run_penstock
+from makers.forked import run_penstock
+from makers.processes import run_code
 from makers.texts import write_json_lines
 from penstock import load_tokenizer, train_tokenizer
 from penstock.core.errors import ConfigError, OutputError, TokenizerError

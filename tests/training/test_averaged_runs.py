@@ -57,12 +57,17 @@ def test_a_forward_kl_trains_as_the_sum_of_losses_does(data, tmp_path, teachers)
     assert average[0]["chunks"] * 2 == pytest.approx(added[0]["chunks"])
 
 
+@pytest.fixture(scope="module")
+def mixed(data, tmp_path_factory, teachers):
+    """Settings of two teachers, and the records of a run with both in this process."""
+    told = section(teachers, MIXED, choose="by_score")
+    return told, train(data, tmp_path_factory.mktemp("mixed") / "whole", told, STEPS)
+
+
 @pytest.mark.parametrize("process", ["here", "own"])
-def test_a_run_that_is_given_up_goes_on_to_the_last_bit(data, tmp_path, teachers, process):
-    told = section(teachers, MIXED, choose="by_score").replace(
-        '"weight"', f'"process": "{process}", "weight"'
-    )
-    due = train(data, tmp_path / "whole", told, STEPS)
+def test_a_run_that_is_given_up_goes_on_to_the_last_bit(data, tmp_path, mixed, process):
+    told, due = mixed
+    told = told.replace('"weight"', f'"process": "{process}", "weight"')
     train(data, tmp_path / "run", told, STEPS, until=3)
     found = train(data, tmp_path / "run", told, STEPS, resume=True)
     assert losses(found) == losses(due)

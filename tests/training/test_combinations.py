@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from combination_runs import MODELS
+from combination_runs import IN_ALL_WAYS, MODELS
 
 from makers.ranks import run_ranks
 
@@ -22,7 +22,7 @@ def test_every_way_gives_the_gradients_of_float64(name, tmp_path):
         err[-3000:] for _, _, err in ended
     )
     found = json.loads(ended[0][1].splitlines()[-1])
-    assert len(found) == 24
+    assert len(found) == (24 if name in IN_ALL_WAYS else 20)
     far = {
         way: apart
         for way, apart in found.items()

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from makers.processes import run_python
+from makers.forked import run_python
 from penstock.core.errors import ConfigError, DistributedError
 from penstock.learn.training import failures
 from penstock.learn.training.failures import is_consequence, one_error
