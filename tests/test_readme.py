@@ -57,3 +57,9 @@ def test_the_real_model_says_what_the_lesson_shows():
     code = next(block for block in read_blocks(README) if "lora" in block.code).code
     settings = [line.strip() for line in code.splitlines() if "=" in line and "output" not in line]
     assert [line for line in settings if line not in lesson] == []
+    smaller = (README.parent / "docs/tutorials/real-distillation.md").read_text(encoding="utf-8")
+    small, large, right, asked = re.search(
+        r"of (\d+) instead of (\d+) million parameters\].*, (\d+) of (\d+) right", section
+    ).groups()
+    assert f"{large} → {small} million parameters" in smaller
+    assert f"taught  {right} of {asked} right" in smaller
