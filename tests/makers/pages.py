@@ -176,7 +176,7 @@ def models(page: Path) -> list[str]:
 
 
 def continues(page: Path) -> Path | None:
-    """The page in whose folder this one goes on."""
+    """The page that this one continues, in the same folder; None: it begins with an empty one."""
     found = re.search(r"<!-- continues: (.*?) -->", page.read_text(encoding="utf-8"))
     return page.parent / found[1] if found else None
 

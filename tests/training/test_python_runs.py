@@ -535,6 +535,8 @@ def test_a_run_of_chats_replies_and_one_of_texts_says_why_not(made, tmp_path):
     assert run.chat(asked, temperature=0, device="cpu") == alone
     with pytest.raises(ConfigError, match="expected a text or a list of messages"):
         run.chat(words[0])
+    with pytest.raises(ConfigError, match="in a list of conversations"):
+        run.chat([asked, asked])
     shown = run._repr_html_()
     assert "polyline" in shown
     assert f"{run.metrics[-1]['loss']:.4f}" in shown

@@ -37,7 +37,7 @@ def records_of(source: Any) -> tuple[Iterable[Any], bool]:
     if room == "pandas" and hasattr(source, "columns"):
         return _cells(source), False
     if room == "pandas" and hasattr(source, "tolist"):
-        return source.tolist(), False  # one column, whose missing values are nan
+        return source.tolist(), False  # one column; missing values are nan
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
         try:
             table = pa.table(source)

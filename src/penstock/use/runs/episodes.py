@@ -319,12 +319,12 @@ def _check_tools(
         name = json.dumps(tools, sort_keys=True, default=repr)
         if not tools or name in seen:
             continue
-        seen.add(name)
         given = [_trajectory(opened, one, settings) for one in (tools, None)]
         try:
             with_tools, without = (one.prompt(messages) for one in given)
         except ConversationError:
             continue  # the trajectory says it with its place
+        seen.add(name)
         if with_tools == without:
             raise ConfigError(
                 "tools: the chat template writes none of them, so the model would not know of "

@@ -276,7 +276,15 @@ def _conversations_of(messages: Any) -> tuple[list[Any], bool]:
             "of those"
         )
     if messages and not any(isinstance(one, Mapping) for one in messages):
-        return [_conversations_of(one)[0][0] for one in messages], True
+        each = [_conversations_of(one) for one in messages]
+        if nested := next(
+            (one for one, (_, several) in zip(messages, each, strict=True) if several), None
+        ):
+            raise ConfigError(
+                f"Run.chat: found {nested!r:.80} in a list of conversations, expected a text or a "
+                "list of messages"
+            )
+        return [conversation for [conversation], _ in each], True
     if messages and isinstance(messages[-1], Mapping) and messages[-1].get("role") == "assistant":
         raise ConversationError(
             "Run.chat: the last message is the assistant's, so there is nothing to answer; leave "
