@@ -136,9 +136,14 @@ def test_a_run_without_a_checkpoint(data, tmp_path):
 
 
 def test_rubbish(tmp_path):
-    for path in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
-        (tmp_path / "file").write_text("words")
-        with pytest.raises(FormatError, match=r"\(run\.yaml.*missing\).*Hugging"):
+    (tmp_path / "file").write_text("words")
+    missing = r"\(run\.yaml.*missing\).*Hugging"
+    for path, fault in (
+        (tmp_path, missing),
+        (tmp_path / "file", missing),
+        (tmp_path / "nothing", "no such folder; give the folder of a run"),
+    ):
+        with pytest.raises(FormatError, match=fault):
             RunFolder.open(path)
 
 
