@@ -186,6 +186,7 @@ import datasets
 from huggingface_hub import HfApi
 import penstock as ps
 from penstock.core.errors import PenstockError
+from penstock.data.stores.store import Store
 
 datasets.disable_progress_bars()
 folder, out = sys.argv[1], {}
@@ -240,6 +241,13 @@ shard = next(one for one in os.listdir(f"{folder}/url") if one.endswith(".arrow"
 content = bytearray(open(f"{folder}/url/{shard}", "rb").read())
 content[len(content) // 2] ^= 1
 upload(shard, bytes(content))
+store = Store(pushed)
+store.listing()
+store._files.invalidate_cache = lambda path=None: None
+upload("late.txt", b"late")
+found = [store.look_up(name) for name in ("late.txt", "README.md", "none.txt")]
+out["looked up"] = [one and one.size for one in found]
+out["stamps"] = [store.listing()["README.md"].stamp, found[1].stamp]
 refusal("damaged", copy, pushed, f"{folder}/damaged")
 refusal("refused", copy, f"{folder}/url", "hf://datasets/closed/chats")
 json.dump(out, open(f"{folder}/out.json", "w"))
@@ -319,6 +327,9 @@ def test_reading_pushing_and_pulling(tmp_path, chat_tokenizer):
     assert out["copied"][1] == 0
     assert out["pulled"] is True
     assert out["again"] == 0
+    # A listing that another thread began before the file was written is not what answers.
+    assert out["looked up"] == [4, len("# My own words"), None]
+    assert len(set(out["stamps"])) == 1
     assert hub.private == {"me/chats", "me/straight"}
     pushed = hub.files["me/chats"]
     assert pushed["README.md"] == b"# My own words"

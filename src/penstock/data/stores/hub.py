@@ -1,8 +1,11 @@
-"""Datasets on the Hugging Face Hub: how URLs name them, and how their repositories are made."""
+"""Datasets on the Hugging Face Hub: how URLs name them, how their repositories are made,
+and how a file is looked up."""
 
 import re
+from typing import Any
 
 from penstock.core.errors import StoreError
+from penstock.core.json_values import JsonObject
 from penstock.core.urls import plain_cause, without_secrets
 
 CARD = "README.md"
@@ -45,3 +48,30 @@ def make_repository(url: str) -> None:
             "log in with a token that may write (`hf auth login`, or HF_TOKEN), or make it on the "
             "site"
         ) from plain_cause(error, url)
+
+
+def look_up(files: Any, path: str) -> JsonObject:
+    """A file or folder, asked of the Hub itself.
+
+    `HfFileSystem.info` answers from a listing of the whole folder, which another thread may have
+    begun before this one wrote the file.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+    place = files.resolve_path(path)
+    repository, inside = getattr(place, "repo_id", None), getattr(place, "path_in_repo", "")
+    if not repository or not inside:  # a bucket, or a repository itself
+        entry: JsonObject = files.info(path)
+        return entry
+    found = HfApi(endpoint=files.endpoint, token=files.token).get_paths_info(
+        repository, [inside], revision=place.revision, repo_type=place.repo_type
+    )
+    if not found:
+        raise FileNotFoundError(path)
+    if not isinstance(found[0], RepoFile):
+        return {"type": "directory"}
+    return {"type": "file", "size": found[0].size, "blob_id": found[0].blob_id}

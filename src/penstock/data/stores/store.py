@@ -28,6 +28,7 @@ from penstock.core.system import too_many_files
 from penstock.core.urls import Address, plain_cause, split_query, without_secrets
 from penstock.data.stores.daemons import DaemonPool, refuse_at_end
 from penstock.data.stores.file_systems import STAMPS, file_system, true_cause, waited
+from penstock.data.stores.hub import look_up as of_hub
 from penstock.data.stores.s3 import FastReads, read_version
 from penstock.data.stores.sessions import (
     REFUSED,
@@ -171,6 +172,8 @@ class Store:
         def look() -> Any:
             self._files.invalidate_cache()
             try:
+                if "hf" in self._protocols:
+                    return of_hub(self._files, self._path(name))
                 return self._files.info(self._path(name))
             except FileNotFoundError as error:
                 if true_cause(error) is not error:
@@ -372,9 +375,9 @@ class Store:
         """Raise for failures that no repetition heals."""
         status = status_of(cause)
         where = self.where(name)
-        if "hf" in self._protocols and (of_hub := hub_reason(error)) is not None:
+        if "hf" in self._protocols and (said := hub_reason(error)) is not None:
             raise StoreError(
-                f"{where}: {of_hub}; check the spelling, then run it again"
+                f"{where}: {said}; check the spelling, then run it again"
             ) from self._cause(error)
         if status in _CHANGED:
             raise CorruptionError(
