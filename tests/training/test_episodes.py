@@ -85,6 +85,7 @@ def test_tools_of_every_prompt_are_looked_at(run, tmp_path):
     for prompts in (
         ["say water", {"prompt": "say water", "tools": tools}],
         [refused, {"prompt": "say water", "tools": [*tools, *tools]}],
+        [refused, {"prompt": "say water", "tools": tools}],
     ):
         with pytest.raises(ConfigError, match="tools: the chat template writes none of them"):
             run.rollouts(prompts, output=tmp_path / "d", environment=twice, **OPTIONS)
