@@ -77,19 +77,21 @@ def test_tools_that_the_template_does_not_write_are_refused(run, tmp_path, own):
 
 
 def test_tools_of_every_prompt_are_looked_at(run, tmp_path):
-    """The template may write those of the first prompt; here it writes none, and the first prompt
-    has none.
+    """The template may write those of the first prompt; here it writes none, and refuses the first
+    prompt or the first has none.
     """
+    run.export(tmp_path / "model")
+    template = tmp_path / "model" / "chat_template.jinja"
+    begins = "{% if messages[0].role != 'user' %}{{ raise_exception('no user') }}{% endif %}"
+    template.write_text(begins + template.read_text(encoding="utf-8"), encoding="utf-8")
+    strict = ps.open_run(tmp_path / "model")
     tools = [{"type": "function", "function": {"name": "add", "description": "Adds."}}]
+    asked = {"prompt": "say water", "tools": tools}
     refused = {"messages": [{"role": "assistant", "content": "no first message"}], "tools": tools}
-    for prompts in (
-        ["say water", {"prompt": "say water", "tools": tools}],
-        [refused, {"prompt": "say water", "tools": [*tools, *tools]}],
-        [refused, {"prompt": "say water", "tools": tools}],
-    ):
+    for prompts in (["say water", asked], [refused, asked]):
         with pytest.raises(ConfigError, match="tools: the chat template writes none of them"):
-            run.rollouts(prompts, output=tmp_path / "d", environment=twice, **OPTIONS)
-    assert not list(tmp_path.iterdir())
+            strict.rollouts(prompts, output=tmp_path / "d", environment=twice, **OPTIONS)
+    assert {one.name for one in tmp_path.iterdir()} == {"model"}
 
 
 def test_their_file_can_be_prepared_again(run, tmp_path):
