@@ -374,6 +374,9 @@ def test_configured_names_beat_stale_ones():
     }
     assert messages(record, fields={"prompt": "q", "completion": "a"}) == ASK
     assert messages(record, fields={"instruction": "q", "output": "a"}) == ASK
+    more = {**record, "input": "stale", "context": "stale", "history": [["stale", "stale"]]}
+    fields = {"instruction": "q", "output": "a", "input": "", "history": ""}
+    assert messages(more, fields=fields) == ASK
     assert messages({"messages": ASK, "chosen": stale}, field_messages="messages") == ASK
     system = {"role": "system", "content": "stale"}
     assert (

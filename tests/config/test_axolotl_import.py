@@ -261,6 +261,27 @@ def test_subset_split_and_revision_of_the_hub(tmp_path: Path) -> None:
     assert fates(found)["datasets.0.split"] == {"decide"}
 
 
+def test_paths_with_spaces_and_a_run_file_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "their.yaml"
+    entry = {"path": "my data/a b.jsonl", "type": "alpaca"}
+    path.write_text(yaml.safe_dump({**BASE, "datasets": [entry]}))
+    found = import_axolotl(path, run_file="its folder/run.yaml")
+    assert found.commands[0].startswith("PYTHONPATH='its folder' penstock prepare 'my data/a b.j")
+
+
+def test_zero_is_answered_as_any_wrong_value(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not have the form that axolotl expects"):
+        translate(tmp_path, {**BASE, "learning_rate": 0, "embedding_lr": 1e-4})
+
+
+def test_an_evaluation_after_each_epoch(tmp_path: Path) -> None:
+    given = {**BASE, "val_set_size": 0.1, "eval_strategy": "epoch", "num_epochs": 2}
+    assert fates(translate(tmp_path, given))["eval_strategy"] == {"decide"}
+    found = translate(tmp_path, given, steps=80)
+    assert fates(found)["eval_strategy"] == {"mapped"}
+    assert found.run["training"]["evaluators"]["held out"]["every"] == 40
+
+
 def test_a_prompt_of_the_user_and_plain_text(tmp_path: Path) -> None:
     found = translate(tmp_path, CUSTOM)
     run = loaded(tmp_path, found)

@@ -199,11 +199,197 @@ def test_dpo_of_trl_and_its_losses(tmp_path: Path) -> None:
     assert (run.chat.layout.answers, run.data.sources[0].too_long) == ("tree", "drop")
 
 
+@pytest.mark.parametrize(
+    ("loss", "more", "kind", "smoothing"),
+    [
+        ("sigmoid", {}, "cdpo", 0.1),
+        ("robust", {}, "robust", 0.1),
+        ("hinge", {}, "hinge", 0.0),
+        (["sigmoid", "ipo"], {"loss_weights": [0, 1]}, "ipo", 0.0),
+        (["ipo", "sigmoid"], {"loss_weights": [1, 1]}, "ipo", 0.1),
+    ],
+)
+def test_label_smoothing_of_trl(
+    tmp_path: Path, loss: Any, more: dict[str, Any], kind: str, smoothing: float
+) -> None:
+    given = {**TRL, "loss_type": loss, "label_smoothing": 0.1, **more}
+    found = translate(tmp_path, given, library="trl-dpo")
+    preference = loaded(tmp_path, found).training.preference
+    assert (preference.kind, preference.label_smoothing) == (kind, smoothing)
+    assert fates(found)["label_smoothing"] == {"mapped" if smoothing else "no effect"}
+    with pytest.raises(ConfigError, match="no loss compares answers"):
+        translate(tmp_path, {**given, "loss_type": ["sft"], "loss_weights": None})
+
+
+def test_what_a_shell_reads_is_no_value(tmp_path: Path) -> None:
+    args = "--dataset_name org/chats --output_dir runs/x --learning_rate 2e-5"
+    line = (
+        f"cd trl && export A='a;b' ; trl sft --model_name_or_path 'org/a & b' {args} "
+        "--packing false --assistant_only_loss false 2>&1 | tee train.log && echo --seed 9"
+    )
+    found = translate(tmp_path, line, "t.sh")
+    assert found.run["model"] == "hf:org/a & b"
+    assert found.run["chat"]["train_on_inputs"] is True
+    assert found.run["training"]["optimizer"]["learning_rate"] == 2e-5
+    assert found.run["training"]["seed"] == 42
+    assert found.commands[-1].endswith("-o runs/x")
+    for end in ("> log.txt", "&> log", "1>log 2>err", ">> log &", "< answers"):
+        found = translate(tmp_path, f"trl sft --model_name_or_path a/b {args} {end}", "t.sh")
+        assert found.run["training"]["optimizer"]["learning_rate"] == 2e-5, end
+
+
+def test_a_start_of_llama_factory_with_words_that_replace_keys(tmp_path: Path) -> None:
+    (tmp_path / "their.yaml").write_text(yaml.safe_dump({**FACTORY, "learning_rate": 1e-4}))
+    line = "CUDA_VISIBLE_DEVICES=0 llamafactory-cli train their.yaml learning_rate=1e-5 seed=7"
+    found = translate(tmp_path, line, "start.sh")
+    training = found.run["training"]
+    assert (training["optimizer"]["learning_rate"], training["seed"]) == (1e-5, 7)
+
+
+DUMP = {
+    **TRL, "dataset_text_field": "text", "loss_type": "chunked_nll", "assistant_only_loss": True,
+    "packing_strategy": "bfd-requeue", "packing": True, "fsdp": [], "warmup_ratio": 0.0,
+    "fsdp_config": {"min_num_params": 0, "xla": False}, "train_sampling_strategy": "random",
+    "warmup_steps": 0, "save_strategy": "epoch", "save_steps": 500, "eval_strategy": "no",
+    "eval_steps": None, "activation_checkpointing": True, "gradient_checkpointing": None,
+}  # fmt: skip
+
+
+def test_a_dump_of_all_settings_is_no_choice_of_each(tmp_path: Path) -> None:
+    """`args.to_dict()` holds the defaults, which say nothing about the records."""
+    found = translate(tmp_path, json.dumps(DUMP), "trl.json")
+    run = loaded(tmp_path, found)
+    assert not run.chat.mask_settings.train_on_inputs
+    assert "--text-field" not in found.commands[0]
+    assert run.data.sources[0].too_long == "split"
+    assert (run.training.shard, run.training.schedule.warmup_steps) == (False, 0)
+    assert run.training.activation_checkpointing == "full"
+    known = fates(found)
+    assert {"unsupported", "unknown"}.isdisjoint(set().union(*known.values()))
+    assert known["save_steps"] == known["fsdp_config"] == {"no effect"}
+    plain = translate(tmp_path, json.dumps({**DUMP, "assistant_only_loss": False}), "trl.json")
+    assert "--text-field text" in plain.commands[0]
+    assert "decide" in fates(plain)["dataset_text_field"]
+    off = {
+        "f_divergence_type": "reverse_kl", "f_alpha_divergence_coef": 1.0, "discopop_tau": 0.05,
+        "ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512, "sync_ref_model": False,
+    }  # fmt: skip
+    known = fates(translate(tmp_path, {**TRL, **off}, library="trl-dpo"))
+    assert all(known[name] == {"no effect"} for name in off)
+    known = fates(translate(tmp_path, {**TRL, **off, "sync_ref_model": True}, library="trl-dpo"))
+    assert known["ref_model_sync_steps"] == {"unsupported"}
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "warmup"),
+    [
+        ({"warmup_steps": 0.1}, 15, 2),
+        ({"warmup_ratio": 0.07}, 110, 8),
+        ({"warmup_ratio": 0.5, "warmup_steps": 3}, 20, 3),
+        ({"warmup_ratio": 0.0}, None, 0),
+    ],
+)
+def test_warm_up(tmp_path: Path, given: dict[str, Any], steps: int | None, warmup: int) -> None:
+    found = translate(tmp_path, {**TRL, **given}, steps=steps)
+    assert loaded(tmp_path, found).training.schedule.warmup_steps == warmup
+    assert "unknown" not in set().union(*fates(found).values())
+    if "warmup_ratio" in given and warmup == 3:
+        assert fates(found)["warmup_ratio"] == {"no effect"}
+
+
+def test_the_lowest_rate_of_a_cosine(tmp_path: Path) -> None:
+    more = {"lr_scheduler_type": "cosine_with_min_lr", "learning_rate": 1e-5}
+    found = translate(tmp_path, {**TRL, **more, "lr_scheduler_kwargs": {"min_lr": 1e-6}})
+    assert loaded(tmp_path, found).training.schedule.floor == pytest.approx(0.1)
+
+
+def test_when_trl_evaluates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = translate(tmp_path, {**TRL, "eval_strategy": "steps"})
+    assert found.run["training"]["evaluators"]["held out"]["every"] == 10
+    found = translate(tmp_path, {**TRL, "eval_strategy": "epoch"})
+    assert "decide" in fates(found)["eval_strategy"]
+    # A folder of two splits, as load_dataset reads it.
+    (tmp_path / "mine" / "data").mkdir(parents=True)
+    for name in ("train", "test"):
+        (tmp_path / "mine" / "data" / f"{name}.jsonl").write_text("{}\n")
+    given = {**TRL, "dataset_name": "mine", "eval_strategy": "steps"}
+    found = translate(tmp_path, given)
+    first, second = (shlex.split(line)[2] for line in found.commands[:2])
+    assert (first, second) == ("mine/data/train.jsonl", "mine/data/test.jsonl")
+    assert "held out" in found.run["training"]["evaluators"]
+    # One file has no test split.
+    found = translate(tmp_path, {**given, "dataset_name": "mine/data/train.jsonl"})
+    assert "evaluators" not in found.run["training"]
+    assert "decide" in fates(found)["eval_strategy"]
+    found = translate(tmp_path, {**given, "dataset_train_split": "test", "eval_strategy": "no"})
+    assert shlex.split(found.commands[0])[2] == "mine/data/test.jsonl"
+    found = translate(tmp_path, {**given, "dataset_train_split": "more", "eval_strategy": "no"})
+    assert shlex.split(found.commands[0])[2] == "mine"
+    assert "decide" in fates(found)["dataset_train_split"]
+
+
+def test_a_mixture_with_files_and_splits(tmp_path: Path) -> None:
+    files = {"train": ["a.jsonl"], "test": "b.jsonl"}
+    mixture = [
+        {"path": "json", "data_files": "my data/train.jsonl"},
+        {"path": "org/two", "data_files": files},
+        {"path": "org/three", "data_files": files, "split": "test"},
+    ]
+    found = translate(
+        tmp_path, {"model_name_or_path": "org/base", "datasets": mixture, "packing": True}
+    )
+    loaded(tmp_path, found)
+    first, second, third = (shlex.split(line) for line in found.commands[:3])
+    assert first[2:4] == ["my data/train.jsonl", "-t"]
+    assert first[first.index("--format") + 1] == "jsonl"
+    assert second[2:4] == ["hf://datasets/org/two/a.jsonl", "-t"]
+    assert third[2:4] == ["hf://datasets/org/three/b.jsonl", "-t"]
+    mixture[1]["split"] = "dev"
+    with pytest.raises(ConfigError, match="data_files has test, train, and no 'dev'"):
+        translate(tmp_path, {"model_name_or_path": "org/base", "datasets": mixture})
+
+
+def test_one_module_is_a_list_of_one(tmp_path: Path) -> None:
+    more = {"use_peft": True, "lora_modules_to_save": "lm_head", "lora_target_modules": "q_proj"}
+    lora = loaded(tmp_path, translate(tmp_path, {**TRL, **more})).training.lora
+    assert (lora.modules_to_save, lora.targets) == (("lm_head",), ("q_proj",))
+
+
+def test_places_of_llama_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "conf" / "data").mkdir(parents=True)
+    (tmp_path / "conf" / "data" / "dataset_info.json").write_text(
+        json.dumps(
+            {
+                "far": {"file_name": "/abs/mine.jsonl"},
+                "near": {"file_name": "mine"},
+                "part": {"hf_hub_url": "org/x", "folder": "sub", "revision": "v1"},
+                "seen": {
+                    "file_name": "s.jsonl", "formatting": "sharegpt",
+                    "columns": {"messages": "messages", "images": "pics"},
+                },
+            }
+        )
+    )  # fmt: skip
+    (tmp_path / "conf" / "their.yaml").write_text(
+        yaml.safe_dump({**FACTORY, "dataset": "far,near,part,seen", "finetuning_type": "full"})
+    )
+    monkeypatch.chdir(tmp_path)
+    found = import_config("conf/their.yaml", run_file="run.yaml")
+    paths = [shlex.split(line)[2] for line in found.commands[:4]]
+    assert paths == [
+        "/abs/mine.jsonl", "./conf/data/mine", "hf://datasets/org/x@v1/sub", "conf/data/s.jsonl",
+    ]  # fmt: skip
+    assert fates(found)["dataset_info.seen.columns"] == {"decide"}
+    assert "unknown" not in set().union(*fates(found).values())
+
+
 def test_grpo_of_trl_is_a_round(tmp_path: Path) -> None:
     given = {
         **TRL, "num_generations": 4, "max_completion_length": 100, "loss_type": "cispo",
         "epsilon_high": 5.0, "beta": 0.04, "scale_rewards": False, "max_steps": 7, "top_p": 0.9,
         "mask_truncated_completions": True, "learning_rate": 1e-5,
+        "lr_scheduler_type": "cosine", "warmup_steps": 20,
     }  # fmt: skip
     found = translate(tmp_path, json.dumps(given), "grpo.json")
     run = loaded(tmp_path, found)
@@ -217,6 +403,9 @@ def test_grpo_of_trl_is_a_round(tmp_path: Path) -> None:
     first = shlex.split(found.commands[-3])[-1]
     assert sampled[:3] == ["penstock", "rollouts", first], "the next round goes on from the first"
     assert trained[-3::2] == [f"model=from:{first}", f"data.sources.0.path={sampled[-1]}"]
+    schedule = run.training.schedule
+    assert (schedule.shape, schedule.warmup_steps) == ("constant", 0), "each round has its own"
+    assert fates(found)["lr_scheduler_type"] == fates(found)["warmup_steps"] == {"differs"}
     assert fates(found)["top_p"] == {"unsupported"}
     assert fates(found)["max_steps"] == {"differs"}
 
@@ -253,7 +442,7 @@ def test_llama_factory_with_its_datasets(tmp_path: Path) -> None:
     assert run.training.activation_checkpointing == "full"
     assert run.chat.mask_settings.mask_history
     first, second = (shlex.split(line) for line in found.commands[:2])
-    assert "fields={instruction: ask, output: say}" in first
+    assert "fields={history: '', input: '', instruction: ask, output: say}" in first
     assert second[2] == "hf://datasets/org/chats"
     assert "message_property_mappings={content: value, role: who}" in second
     known = fates(found)
@@ -276,8 +465,13 @@ def test_text_of_llama_factory_is_cut_at_rows(tmp_path: Path) -> None:
         ({"pref_ftx": 0.1}, {"kind": "dpo", "beta": 0.1, "sft_weight": 0.1}),
         ({"pref_loss": "ipo", "pref_beta": 0.3}, {"kind": "ipo", "beta": 0.3}),
         ({"pref_loss": "orpo"}, {"kind": "orpo", "beta": 0.1, "sft_weight": 1.0}),
+        ({"pref_loss": "orpo", "pref_ftx": 0.1}, {"kind": "orpo", "sft_weight": 1.1}),
         ({"pref_loss": "simpo", "simpo_gamma": 1.4}, {"gamma": 1.4, "sft_weight": 0.0}),
         ({"dpo_label_smoothing": 0.1}, {"kind": "cdpo", "label_smoothing": 0.1}),
+        (
+            {"dpo_label_smoothing": 0.1, "pref_loss": "sigmoid"},
+            {"kind": "cdpo", "label_smoothing": 0.1},
+        ),
         ({"stage": "kto"}, {"kind": "kto"}),
     ],
 )

@@ -199,7 +199,7 @@ class LayoutSettings:
     """Name in the layout → name in the record, for layouts without messages: `{prompt: question,
     completion: answer}`. A record with the field that is named for an answer (`completion`,
     `output`, `chosen`) has that layout, whatever else it holds; others are read by the fields that
-    they have.
+    they have. An empty name, `{input: ""}`: records have no such field.
     """
     message_property_mappings: Mapping[str, str] = field(default_factory=dict)
     """Property of a message as templates call it → its name in the record: `{role: from, content:
@@ -327,7 +327,9 @@ class LayoutSettings:
 
     def name(self, field_name: str, *others: str) -> tuple[str, ...]:
         """Names under which a record may hold a field: the configured one, then `field_name` and
-        `others`.
+        `others`; none, if the configured one is empty.
         """
         configured = self.fields.get(field_name)
-        return (configured, field_name, *others) if configured else (field_name, *others)
+        if configured is None:
+            return (field_name, *others)
+        return (configured, field_name, *others) if configured else ()

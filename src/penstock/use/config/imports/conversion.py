@@ -126,7 +126,7 @@ def import_axolotl(
         raise of_another_form(keys) from error
 
 
-UNEXPECTED = (TypeError, ValueError, AttributeError, KeyError, OverflowError)
+UNEXPECTED = (TypeError, ValueError, AttributeError, KeyError, ArithmeticError)
 """What reading a value of another form raises."""
 
 
@@ -439,7 +439,7 @@ def _prepare(
     module: str,
 ) -> str:
     """The command that prepares one dataset."""
-    words = [*one.source.split(" "), "-t", tokenizer, "-o", f"data/{one.name}", *one.options]
+    words = [*one.sources, "-t", tokenizer, "-o", f"data/{one.name}", *one.options]
     if own is not None:
         words += ["--config", run_file]
         for key, value in own.items():
@@ -451,7 +451,7 @@ def _prepare(
     if share:
         words += ["--validation", f"{share:g}"]
     return (
-        ("PYTHONPATH=. " if one.prompt is not None else "")
+        (f"PYTHONPATH={quoted(str(Path(run_file).parent))} " if one.prompt is not None else "")
         + "penstock prepare "
         + " ".join(map(quoted, words))
     )

@@ -9,14 +9,14 @@ trained, by a Python function that is written next to the run file. `completion`
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from pprint import pformat
 from typing import final
 
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonMapping, JsonObject
-from penstock.core.urls import has_secrets, shown_url
+from penstock.core.urls import shown_url
 from penstock.use.config.imports.notes import Keys
+from penstock.use.config.imports.sources import FILE, read_sources, take_format
 
 TEMPLATES = {
     "chatml": "chatml",
@@ -63,8 +63,6 @@ PREFERENCE_FIELDS: Mapping[str, Mapping[str, str]] = {
 """Kind of preference records, the last part of its type → the fields that have other names
 there.
 """
-_FILE = re.compile(r"\.(jsonl?|ndjson|parquet|arrow|txt|csv|md)(\.(gz|zst|xz|bz2|lz4))?$")
-"""End of a file's name; a name without it may be one on the Hub."""
 LABEL_FIELDS: Mapping[str, Mapping[str, str]] = {
     "argilla": {"prompt": "instruction"},
     "argilla_chat": {},
@@ -142,7 +140,8 @@ class Prepared:
     """One dataset: what prepares it, and what it becomes."""
 
     name: str
-    source: str
+    sources: list[str] = field(default_factory=list)
+    """Files, folders and URLs that `penstock prepare` reads."""
     too_long: str = "drop"
     chat: JsonObject = field(default_factory=dict)
     """Chat settings, for conversations."""
@@ -166,12 +165,12 @@ def read_dataset(keys: Keys, general: Keys, taken: set[str], *, excess: str) -> 
     path = str(keys.get("path", ""))
     if not path:
         raise ConfigError(f"{keys.file}: {keys.where}path is missing; it is required")
-    prepared = Prepared(_name(shown_url(path), taken), "", excess)
-    prepared.source = _source(keys, path, prepared.options)
+    prepared = Prepared(_name(shown_url(path), taken), too_long=excess)
+    prepared.sources = read_sources(keys, path, prepared.options)
     ours = f"penstock prepare … -o data/{prepared.name}"
     keys.note("path", "mapped", ours)
     keys.mapped("data_files", ours)
-    _take_format(keys, prepared)
+    take_format(keys, prepared.options)
     if general.get("rl"):
         _preference(keys, general, prepared, kind)
     elif isinstance(kind, Mapping):
@@ -199,93 +198,13 @@ def read_dataset(keys: Keys, general: Keys, taken: set[str], *, excess: str) -> 
 def _name(path: str, taken: set[str]) -> str:
     """A folder's name for a dataset, of which there is no other."""
     plain = [part for part in path.rstrip("/").split("/") if not re.search(r"[*?\[]", part)]
-    stem = _FILE.sub("", plain[-1] if plain else "")
+    stem = FILE.sub("", plain[-1] if plain else "")
     base = re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "data"
     name, number = base, 2
     while name in taken:
         name, number = f"{base}-{number}", number + 1
     taken.add(name)
     return name
-
-
-def _source(keys: Keys, path: str, options: list[str]) -> str:
-    """What `penstock prepare` reads: a file, folder or URL; a Hub name becomes
-    hf://datasets/NAME, with the options that choose its subset and split.
-    """
-    files = keys.get("data_files")
-    files = [files] if isinstance(files, str) else files
-    split = keys.get("split")
-    revision = keys.get("revision")
-    local = (
-        "://" in path
-        or path.startswith((".", "/", "~"))
-        or Path(path).exists()
-        or bool(_FILE.search(path))
-    )
-    for name in ("name", "split") if not local and not files and "/" in path else ():
-        chosen = keys.get(name)
-        if chosen is not None and not re.search(r"[\[+]", str(chosen)):
-            flag = "--subset" if name == "name" else "--split"
-            options += [flag, str(chosen)]
-            keys.mapped(name, flag)
-            split = None if name == "split" else split
-    if split is not None and str(split) != "train":
-        keys.note(
-            "split",
-            "decide",
-            "name the files of this split in the penstock prepare command",
-            shown=True,
-        )
-    elif split is not None:
-        keys.note(
-            "split",
-            "mapped" if local else "decide",
-            "all files of the dataset are read; name those of the split, if it has others",
-        )
-    base = path if local else f"hf://datasets/{path}"
-    if revision is not None and not local:
-        base += f"@{revision}"
-        keys.mapped("revision", base)
-    if not files:
-        return _shown(keys, base)
-    if local and _FILE.search(path):
-        return " ".join(_shown(keys, str(one)) for one in files)
-    return " ".join(
-        _shown(keys, one if "://" in one else f"{base}/{one}") for one in map(str, files)
-    )
-
-
-def _shown(keys: Keys, url: str) -> str:
-    """A path or URL for a command that is written down."""
-    if not has_secrets(url):
-        return url
-    cure = (
-        "add the user info or the signature of its URL to the penstock prepare command: secrets "
-        "are not written down"
-    )
-    keys.note("path", "decide", cure)
-    return shown_url(url)
-
-
-def _take_format(keys: Keys, prepared: Prepared) -> None:
-    formats = {
-        "json": "jsonl",
-        "jsonl": "jsonl",
-        "parquet": "parquet",
-        "arrow": "arrow",
-        "text": "text",
-        "csv": "csv",
-    }
-    kind = keys.get("ds_type")
-    if kind is None:
-        return
-    if str(kind) in formats:
-        prepared.options += ["--format", formats[str(kind)]]
-        keys.mapped("ds_type", "--format")
-    else:
-        keys.note(
-            "ds_type", "unsupported", "convert the files to JSON lines or Parquet", shown=True
-        )
 
 
 def _plain_text(keys: Keys, prepared: Prepared) -> None:
@@ -442,7 +361,7 @@ def _preference(keys: Keys, general: Keys, prepared: Prepared, kind: object) -> 
         fields = {
             name: str(own.get(f"field_{name}"))
             for name in ("prompt", "chosen", "rejected", "completion", "label", *more)
-            if own.get(f"field_{name}")
+            if own.get(f"field_{name}") or (more and own.get(f"field_{name}") == "")
         }
         for name in fields:
             own.mapped(f"field_{name}", f"chat.fields.{name}")

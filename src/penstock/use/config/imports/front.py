@@ -40,7 +40,6 @@ TRAINER: Mapping[str, tuple[str, Any]] = {
     "gradient_checkpointing": ("gradient_checkpointing", None),
     "deepspeed": ("deepspeed", None),
     "fsdp": ("fsdp", None),
-    "fsdp_config": ("fsdp_config", None),
     "save_total_limit": ("save_total_limit", None),
 }
 """Key of transformers' TrainingArguments → axolotl's name, and the default."""
@@ -133,6 +132,10 @@ def read_trainer(front: Front) -> None:
     theirs = front.theirs
     for name, (place, default) in TRAINER.items():
         front.take(name, place, default)
+    if theirs.values.get("fsdp") in (None, True) or theirs.get("fsdp"):
+        front.take("fsdp_config")
+    elif theirs.get("fsdp_config") is not None:
+        theirs.note("fsdp_config", "no effect", "fsdp is off")
     steps = theirs.whole("max_steps", -1) or -1
     if steps > 0:
         front.take("max_steps")
@@ -141,6 +144,12 @@ def read_trainer(front: Front) -> None:
             theirs.note("num_train_epochs", "no effect", "max_steps takes precedence")
     elif theirs.get("max_steps") is not None:
         theirs.note("max_steps", "no effect", "num_train_epochs says how long the run is")
+    if theirs.get("gradient_checkpointing") is None:
+        front.take("activation_checkpointing", "gradient_checkpointing")
+    elif theirs.get("activation_checkpointing") is not None:
+        theirs.note("activation_checkpointing", "no effect", "gradient_checkpointing is read")
+    if theirs.get("train_sampling_strategy") == "random":
+        theirs.note("train_sampling_strategy", "no effect", "documents are shuffled in each epoch")
     _warmup(front)
     if theirs.get("lr_scheduler_kwargs"):
         front.take("lr_scheduler_kwargs", made=_mapping)
@@ -156,11 +165,14 @@ def _mapping(given: Any) -> Any:
 def _warmup(front: Front) -> None:
     """Steps, or a share of the run: also as warmup_steps below 1, as transformers 5 takes it."""
     given = front.theirs.number("warmup_steps", 0.0) or 0.0
+    ratio = front.theirs.number("warmup_ratio", 0.0)
     if 0 < given < 1:
         front.take("warmup_steps", "warmup_ratio")
-    elif given or front.theirs.get("warmup_ratio") is None:
+    elif given or not ratio:
         front.take("warmup_steps", default=0)
-    if "warmup_ratio" not in front.values:
+    if given and front.theirs.get("warmup_ratio") is not None:
+        front.theirs.note("warmup_ratio", "no effect", "warmup_steps takes precedence")
+    elif ratio:
         front.take("warmup_ratio")
 
 
@@ -170,7 +182,9 @@ def _intervals(front: Front) -> None:
     saves = _strategy(front.take("save_strategy", default="steps", made=_strategy))
     if saves == "steps":
         front.take("save_steps", default=500)
-    elif saves == "best":
+    elif theirs.get("save_steps") is not None:
+        theirs.note("save_steps", "no effect", "save_strategy is not steps")
+    if saves == "best":
         theirs.note(
             "save_strategy", "decide", "all checkpoints are kept: penstock plot shows the best"
         )
@@ -185,7 +199,8 @@ def _intervals(front: Front) -> None:
     evaluates = _strategy(front.take("eval_strategy", default="no", made=_strategy))
     every = theirs.get("eval_steps")
     if evaluates == "steps":
-        front.take("eval_steps", default=theirs.get("logging_steps") or 500)
+        logged = 10 if theirs.library == "TRL" else 500
+        front.take("eval_steps", default=theirs.get("logging_steps") or logged)
     elif every is not None:
         theirs.note("eval_steps", "no effect", "eval_strategy is not steps")
 

@@ -16,6 +16,7 @@ from penstock.use.config.imports.datasets import TEMPLATES
 from penstock.use.config.imports.front import Front, checked, read_trainer
 from penstock.use.config.imports.llama_factory_keys import NO_EFFECT, UNSUPPORTED
 from penstock.use.config.imports.notes import Keys
+from penstock.use.config.imports.sources import FILE
 
 _LOSSES = {"sigmoid": "sigmoid", "hinge": "hinge", "ipo": "ipo", "kto_pair": None}
 _TAGS = {
@@ -158,7 +159,7 @@ def _ftx(front: Front, made: Imported) -> None:
     """The loss of the better answer, which axolotl has no key for."""
     preference, weight = made.run["training"].get("preference"), front.theirs.number("pref_ftx")
     if preference is not None and weight:
-        preference["sft_weight"] = weight
+        preference["sft_weight"] = preference.get("sft_weight", 0.0) + weight
 
 
 def _rows(front: Front, stage: str) -> None:
@@ -204,7 +205,7 @@ def _data(front: Front, stage: str) -> None:
     """Datasets by their names in dataset_info.json, template, masks."""
     theirs = front.theirs
     folder = str(theirs.get("dataset_dir", "data"))
-    about = _about(folder, theirs.file)
+    about, folder = _about(folder, theirs.file)
     theirs.mapped("dataset_dir", "penstock prepare, where dataset_info.json is")
     if not theirs.get("dataset"):
         raise ConfigError(f"{theirs.file}: dataset is missing; LLaMA-Factory requires it")
@@ -213,7 +214,7 @@ def _data(front: Front, stage: str) -> None:
         for number, one in enumerate(_words(theirs.get(name, []))):
             where = f"{place}.{number}."
             front.names |= {f"{where}path": name, f"{where}type": name}
-            entry = _entry(front, one, about, stage)
+            entry = _entry(front, one, about, folder, stage)
             front.defaults |= {where + key for key in entry if key != "path"}
             if isinstance(entry["type"], Mapping):
                 front.defaults |= {f"{where}type.{key}" for key in entry["type"]}
@@ -250,21 +251,23 @@ def _template(front: Front) -> None:
     theirs.mapped("mask_history", "chat.mask_history")
 
 
-def _about(folder: str, file: str) -> Mapping[str, Any]:
-    """What `dataset_info.json` says; empty for datasets of the Hub (`ONLINE`) and where it is not
-    here.
+def _about(folder: str, file: str) -> tuple[Mapping[str, Any], str]:
+    """What `dataset_info.json` says, and the folder that it lies in; empty for datasets of the Hub
+    (`ONLINE`) and where it is not here.
     """
     for place in (Path(folder), Path(file).parent / folder):
         if (found := place / "dataset_info.json").is_file():
             try:
-                return read_object(found)
+                return read_object(found), place.as_posix()
             except FormatError as error:
                 raise ConfigError(f"{found}: {error}") from error
-    return {}
+    return {}, folder
 
 
-def _entry(front: Front, name: str, about: Mapping[str, Any], stage: str) -> JsonObject:
-    """One dataset in axolotl's words."""
+def _entry(
+    front: Front, name: str, about: Mapping[str, Any], folder: str, stage: str
+) -> JsonObject:
+    """One dataset in axolotl's words; `folder` holds its files."""
     theirs = front.theirs
     said = about.get(name)
     if said is None:
@@ -284,15 +287,26 @@ def _entry(front: Front, name: str, about: Mapping[str, Any], stage: str) -> Jso
             "unsupported",
             "only files and datasets of the Hugging Face hub are read: save it as JSON lines",
         )
-    folder = str(theirs.get("dataset_dir", "data"))
-    path = str(hub) if hub is not None else f"{folder}/{file or name}"
+    path = str(hub) if hub is not None else (Path(folder) / str(file or name)).as_posix()
+    if hub is None and not path.startswith((".", "/", "~")):
+        path = f"./{path}" if not FILE.search(path) else path  # no name on the Hub
     entry: JsonObject = {"path": path}
-    for key in ("split",):
+    for key, place in (("split", "split"), ("subset", "name"), ("revision", "revision")):
         if (value := keys.get(key)) is not None:
-            entry[key] = value
-    if (subset := keys.get("subset")) is not None:
-        entry["name"] = subset
+            entry[place] = value
+            keys.noted.add(key)
+    if (inside := keys.get("folder")) is not None:
+        # A folder of its repository, which load_dataset takes as data_dir.
+        entry["path"] = f"{path}/{inside}"
+        keys.mapped("folder", "penstock prepare, the folder of the dataset")
     columns = dict(keys.get("columns", {}))
+    if media := sorted({"images", "videos", "audios"} & set(columns)):
+        keys.note(
+            "columns",
+            "decide",
+            f"{' and '.join(media)}: media are found in fields of these names, or as parts of "
+            "messages: rename the column if it is called otherwise, and set chat.processor",
+        )
     tags = dict(keys.get("tags", {}))
     form = str(keys.get("formatting", "alpaca"))
     if stage == "kto" and "query" in columns:
@@ -317,11 +331,18 @@ def _entry(front: Front, name: str, about: Mapping[str, Any], stage: str) -> Jso
 
 
 def _alpaca(columns: Mapping[str, str]) -> JsonObject:
-    """Records of an instruction, an input and an output."""
+    """Records of an instruction, an input and an output.
+
+    A column that `columns` leaves out is not read, nor is `history` unless it is named.
+    """
     named = {"instruction": "prompt", "input": "query", "output": "response", "history": "history"}
-    fields = {ours: columns[theirs] for ours, theirs in named.items() if theirs in columns}
-    fields = {ours: column for ours, column in fields.items() if ours != column}
-    return {"fields": fields} if fields else {}
+    defaults = {} if columns else {"input": "input"}
+    fields = {
+        ours: str(columns.get(theirs) or defaults.get(ours, ""))
+        for ours, theirs in named.items()
+        if theirs in columns or ours in ("input", "history")
+    }
+    return {"fields": {ours: column for ours, column in fields.items() if ours != column}}
 
 
 def _messages(columns: Mapping[str, str], tags: Mapping[str, str], form: str) -> JsonObject:
@@ -354,4 +375,6 @@ def _of_answers(columns: Mapping[str, str], form: str) -> JsonObject:
         if "kto_tag" in columns:
             named |= {"field_completion": "response"}
     found = {ours: columns[theirs] for ours, theirs in named.items() if theirs in columns}
+    if form == "alpaca" and columns:
+        found.setdefault("field_input", "")  # a column that is left out is not read
     return {"type": found}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonObject
 from penstock.use.config.imports.notes import Keys
 
@@ -44,8 +45,9 @@ def read_preference(keys: Keys, rl: str) -> JsonObject:
     smoothing = keys.number("dpo_label_smoothing", 0.0)
     if smoothing and rl == "dpo":
         found |= {"kind": "cdpo", "label_smoothing": smoothing}
-    keys.mapped("dpo_label_smoothing", "training.preference.label_smoothing, kind cdpo")
     _dpo_losses(keys, rl, found)
+    if "dpo_label_smoothing" not in keys.noted:
+        keys.mapped("dpo_label_smoothing", "training.preference.label_smoothing")
     if rl == "simpo":
         found |= {
             "gamma": keys.number("simpo_gamma", 0.5),
@@ -81,11 +83,22 @@ def _dpo_losses(keys: Keys, rl: str, found: JsonObject) -> None:
         if keys.get("dpo_loss_weights") is not None:
             keys.note("dpo_loss_weights", "unsupported", "see the losses")
         return
+    smoothing = found.pop("label_smoothing", 0.0)
+    of_loss = {**DPO_LOSSES, "sigmoid": "cdpo"} if smoothing else DPO_LOSSES
     kinds = {
-        DPO_LOSSES[one]: float(weight)
+        of_loss[one]: float(weight)
         for one, weight in zip(given, weights, strict=True)
-        if one != "sft"
+        if one != "sft" and float(weight)
     }
+    if not kinds:
+        raise ConfigError(
+            f"{keys.file}: {keys.called('dpo_loss_type')} is {given}, of which no loss compares "
+            "answers; to learn from the better answers alone, train on them as chats"
+        )
+    if smoothing and {"cdpo", "robust"} & set(kinds):
+        found["label_smoothing"] = smoothing
+    elif smoothing:
+        keys.note("dpo_label_smoothing", "no effect", "none of its losses reads it")
     first, *others = kinds.items()
     if first[1] != 1.0:
         keys.note(

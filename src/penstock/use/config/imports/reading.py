@@ -20,6 +20,18 @@ from penstock.use.config.imports.trl import Method, import_trl
 Library = Literal["axolotl", "trl", "trl-sft", "trl-dpo", "trl-kto", "trl-grpo", "llama-factory"]
 _METHOD = re.compile(r"(?:^|/)(sft|dpo|kto|grpo)(?:_\w+)?(?:\.py)?$")
 """The word of a command line that says what is trained: `trl sft`, `python scripts/dpo.py`."""
+_SHELL = re.compile(
+    r"""(?P<quoted>'[^']*'|"(?:[^"\\]|\\.)*"|\\.)"""
+    r"""|(?P<redirect>(?:(?<=\s)\d)?(?:&>>?|>>?&?|<)\s*[^\s|;&<>]+)"""
+    r"""|(?P<end>\|\||&&|[|;&])""",
+    re.DOTALL,
+)
+"""What a shell reads as more than a word: text in quotes, a redirection, the end of a command."""
+_OVERRIDDEN = re.compile(
+    r"\b(?:llamafactory-cli|lmf)\s+train\s+(\S+\.(?:ya?ml|json))((?:\s+[\w.]+=\S+)*)"
+)
+"""LLaMA-Factory's own way: a file, and words `key=value` that replace some of its keys."""
+_MODEL = re.compile(r"--(model_name_or_path|config)\b")
 _OF_LLAMA_FACTORY = {"stage", "finetuning_type", "cutoff_len", "dataset_dir", "dataset"}
 
 
@@ -92,15 +104,36 @@ def _read(path: str | Path) -> tuple[JsonObject, str | None]:
     except (OSError, UnicodeDecodeError):
         text = ""  # reading it as YAML says what is wrong
     lines = text.replace("\\\n", " ").splitlines()
+    if named := _OVERRIDDEN.search("\n".join(line for line in lines if line.lstrip()[:1] != "#")):
+        values = dict(read_document(_beside(named[1], Path(path))).values)
+        pairs = (word.partition("=") for word in named[2].split())
+        return {**values, **{key: _scalar(value) for key, _, value in pairs}}, None
     commands = [line for line in lines if re.match(r"[^#:]*\s--\w", f" {line}")]
     if not commands:
         return read_document(path).values, None
-    commands = [line for line in commands if re.search(r"--(model_name_or_path|config)\b", line)]
+    commands = [one for line in commands for one in _commands(line) if _MODEL.search(one)]
     if len(commands) != 1:
         raise ConfigError(
             f"{path}: {len(commands)} command lines with model_name_or_path or config; keep one"
         )
     return read_command(commands[0], Path(path))
+
+
+def _commands(line: str) -> list[str]:
+    """The commands of a line of a shell, without what they redirect."""
+    found, at = [""], 0
+    for word in _SHELL.finditer(line):
+        found[-1] += line[at : word.start()] + (word["quoted"] or "")
+        if word["end"]:
+            found.append("")
+        at = word.end()
+    found[-1] += line[at:]
+    return found
+
+
+def _beside(named: str, path: Path) -> Path:
+    """The file that a command names, from here or from where the command is."""
+    return Path(named) if Path(named).exists() else path.parent / named
 
 
 def read_command(line: str, path: Path) -> tuple[JsonObject, str | None]:
@@ -139,8 +172,7 @@ def read_command(line: str, path: Path) -> tuple[JsonObject, str | None]:
             found[name].append(word)
     values: JsonObject = {}
     if config := found.pop("config", None):
-        given = Path(config[0])
-        values = dict(read_document(given if given.exists() else path.parent / given).values)
+        values = dict(read_document(_beside(config[0], path)).values)
     for key, given_words in found.items():
         values[key] = _value(given_words)
     return values, method

@@ -19,7 +19,7 @@ def each(names: str, text: str) -> dict[str, str]:
 
 NO_EFFECT: Mapping[str, str] = {
     **each(
-        "activation_checkpointing activation_checkpointing_kwargs "
+        "activation_checkpointing_kwargs "
         "gradient_checkpointing_kwargs torch_empty_cache_steps auto_find_batch_size "
         "activation_offloading skip_memory_metrics",
         "it saves memory; see training.activation_checkpointing, rows_per_pass and shard",

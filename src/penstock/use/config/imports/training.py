@@ -3,6 +3,7 @@ intervals.
 """
 
 from collections.abc import Sequence
+from math import ceil
 
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonObject
@@ -242,6 +243,10 @@ def _schedule(keys: Keys, steps: int | None) -> JsonObject:
         found["floor"] = float(more["min_lr_rate"])
         keys.mapped("lr_scheduler", "training.schedule: cosine with floor")
         keys.mapped("lr_scheduler_kwargs", "training.schedule.floor")
+    elif name == "cosine_with_min_lr" and set(more) == {"min_lr"} and keys.number("learning_rate"):
+        found["floor"] = float(more["min_lr"]) / float(keys.number("learning_rate") or 1.0)
+        keys.mapped("lr_scheduler", "training.schedule: cosine with floor")
+        keys.mapped("lr_scheduler_kwargs", "training.schedule.floor, a share of the learning rate")
     elif name in SHAPES:
         keys.mapped("lr_scheduler", f"training.schedule.shape: {found['shape']}")
     else:
@@ -275,6 +280,8 @@ def _warmup(keys: Keys, steps: int | None, *, has_one: bool) -> int | None:
                 keys.note(name, "no effect", "lr_scheduler: constant has no warm-up")
         return 0
     if given is not None:
+        if ratio is not None:
+            keys.note("warmup_ratio", "no effect", "warmup_steps takes precedence")
         keys.note(
             "warmup_steps",
             "mapped",
@@ -293,7 +300,10 @@ def _warmup(keys: Keys, steps: int | None, *, has_one: bool) -> int | None:
         )
         return None
     keys.mapped("warmup_ratio", "training.schedule.warmup_steps")
-    return int(ratio * steps) if ratio is not None else min(int(0.03 * steps), 100)
+    if ratio is None:
+        return min(int(0.03 * steps), 100)
+    # Transformers rounds up, axolotl down.
+    return int(ratio * steps) if keys.library == "axolotl" else ceil(ratio * steps)
 
 
 def _lora(keys: Keys) -> JsonObject | None:
@@ -433,9 +443,18 @@ def read_evaluation(
     every = _interval(
         keys, "eval_steps", "evals_per_epoch", steps, epochs, "every of training.evaluators"
     )
-    for name in ("eval_strategy", "evaluation_strategy"):
-        keys.mapped(name, "training.evaluators")
+    asked = "eval_strategy" if keys.get("eval_strategy") is not None else "evaluation_strategy"
+    if not paths and strategy not in (None, "no"):
+        keys.note(
+            asked,
+            "decide",
+            "nothing is held out, so nothing is evaluated: give `penstock prepare --validation`, "
+            "or prepare held-out data, and add an evaluator (training.evaluators)",
+            shown=True,
+        )
     if not paths or strategy == "no":
+        for name in {"eval_strategy", "evaluation_strategy"} - keys.noted:
+            keys.mapped(name, "training.evaluators: none")
         if keys.get("early_stopping_patience"):
             why = "nothing is evaluated: give held-out data, then `patience` of an evaluator"
             keys.note("early_stopping_patience", "decide", why, shown=True)
@@ -447,6 +466,15 @@ def read_evaluation(
         and keys.get("max_steps") is None
     ):
         every = max(1, round(steps / epochs))
+    if every is None and strategy == "epoch":
+        keys.note(
+            asked,
+            "decide",
+            f"{keys.library} evaluates after each epoch; set every of training.evaluators to its "
+            "steps (500 by default)",
+        )
+    for name in {"eval_strategy", "evaluation_strategy"} - keys.noted:
+        keys.mapped(name, "training.evaluators")
     found: JsonObject = {"kind": "preference" if rl else "loss"}
     if len(paths) == 1:
         found["data"] = paths[0]

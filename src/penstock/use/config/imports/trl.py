@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, RecordError
 from penstock.core.json_values import JsonObject
 from penstock.use.config.imports.conversion import Imported, quoted
 from penstock.use.config.imports.front import Front, checked, read_trainer
 from penstock.use.config.imports.notes import Keys
+from penstock.use.config.imports.sources import files_of_split
 from penstock.use.config.imports.trl_keys import NO_EFFECT, UNSUPPORTED
 
 Method = Literal["sft", "dpo", "kto", "grpo"]
@@ -122,13 +123,14 @@ def _adapter(front: Front) -> None:
     front.take("use_peft", "adapter", made=lambda _: "qlora" if four_bits else "lora")
     front.take("load_in_4bit")
     for name, default in zip(peft, (16, 32, 0.05, None, None), strict=True):
-        front.take(name, "lora_modules_to_save" if name == peft[-1] else name, default, _listed)
+        front.take(name, default=default, made=_listed)
     front.take("use_rslora", "peft_use_rslora")
 
 
 def _listed(given: Any) -> Any:
-    """`all-linear` is one word, whatever the command line made of it."""
-    return "all-linear" if given == ["all-linear"] else given
+    """Names of modules as a list, of which a command line may have one; `all-linear` is a word."""
+    named = [given] if isinstance(given, str) else given
+    return "all-linear" if named == ["all-linear"] else named
 
 
 def _length(front: Front) -> None:
@@ -202,13 +204,23 @@ def _held_out(front: Front, found: list[JsonObject]) -> None:
     theirs, split = front.theirs, front.theirs.get("dataset_test_split", "test")
     wanted = front.values.get("eval_strategy", "no") != "no"
     first = str(found[0].get("path", ""))
-    if wanted and not theirs.get("datasets") and not Path(first).exists():
+    if wanted and not theirs.get("datasets") and _may_have(first, str(split)):
         front.values["test_datasets"] = [{**found[0], "split": split}]
         front.names |= {f"test_datasets.0.{key}": "dataset_name" for key in ("path", "name")}
         front.names["test_datasets.0.split"] = "dataset_test_split"
         theirs.noted.add("dataset_test_split")
     elif theirs.get("dataset_test_split") is not None:
         theirs.note("dataset_test_split", "no effect", "nothing is evaluated, or there is no split")
+
+
+def _may_have(path: str, split: str) -> bool:
+    """Whether a dataset has a split, as far as can be seen from here."""
+    if not Path(path).is_dir():
+        return not Path(path).exists()
+    try:
+        return files_of_split(path, None, split) != [path]
+    except (ConfigError, RecordError):
+        return False
 
 
 def _first_record(path: str) -> Mapping[str, Any]:
@@ -232,7 +244,16 @@ def _sft(front: Front) -> None:
     fields = _first_record(str(sources[0].get("path", "")))
     text = str(theirs.get("dataset_text_field", "text"))
     plain = text in fields and "messages" not in fields and "prompt" not in fields
-    if plain or (not fields and theirs.get("dataset_text_field") is not None):
+    masked = theirs.get("assistant_only_loss") or theirs.get("completion_only_loss")
+    if plain or (not fields and theirs.get("dataset_text_field") is not None and not masked):
+        if not plain:
+            theirs.note(
+                "dataset_text_field",
+                "decide",
+                "records are taken for plain texts; for conversations take --text-field out of the "
+                "penstock prepare command, and add `chat: {template: auto}` to the run file",
+                shown=True,
+            )
         for number, one in enumerate(sources):
             one |= {"type": "completion", "field": text}
             front.defaults |= {f"datasets.{number}.type", f"datasets.{number}.field"}
@@ -246,7 +267,7 @@ def _sft(front: Front) -> None:
         _trained(front, fields)
     _template(front)
     loss = str(theirs.get("loss_type", "nll"))
-    if loss != "nll":
+    if loss not in ("nll", "chunked_nll"):
         theirs.note("loss_type", "unsupported", "give your own loss (training.loss)", shown=True)
     else:
         theirs.mapped("loss_type", "the cross entropy")
@@ -264,7 +285,7 @@ def _cut(front: Front) -> None:
             shown=True,
         )
         front.take("packing_strategy", "pretraining_sample_concatenation", made=lambda _: True)
-    elif packs and strategy == "bfd_split":
+    elif packs and strategy in ("bfd_split", "bfd-requeue"):
         front.take("packing_strategy", "excess_length_strategy", made=lambda _: "split")
     elif packs:
         theirs.mapped("packing_strategy", "data.loader.packing: best_fit")
@@ -297,7 +318,8 @@ def _trained(front: Front, fields: Mapping[str, Any]) -> None:
                 "assistant_only_loss",
                 "decide",
                 "TRL trains every token of a conversation without it (chat.train_on_inputs: "
-                "true); take that line out to train the replies alone",
+                "true); take that line out to train the replies alone, and for records of prompt "
+                "and completion, of which TRL trains the completion",
             )
 
 
@@ -334,6 +356,7 @@ def _answers(front: Front, method: Method) -> None:
         elif theirs.get("loss_weights") is not None:
             theirs.note("loss_weights", "no effect", "there is one loss")
         _smoothing(front, losses)
+        _switched_off(front, losses)
     elif losses == ["kto"]:
         theirs.mapped("loss_type", "training.preference.kind: kto")
     else:
@@ -342,6 +365,23 @@ def _answers(front: Front, method: Method) -> None:
         if theirs.get(name) in (1, 1.0):
             theirs.note(name, "no effect", "it is 1, as always here")
     front.values["datasets"] = _sources(front, type={})
+
+
+def _switched_off(front: Front, losses: list[Any]) -> None:
+    """Keys that say nothing unless another one asks for them."""
+    theirs = front.theirs
+    divergence = theirs.get("f_divergence_type", "reverse_kl")
+    off = {
+        "f_divergence_type": divergence == "reverse_kl",
+        "f_alpha_divergence_coef": divergence != "alpha_divergence",
+        "discopop_tau": "discopop" not in losses,
+        **dict.fromkeys(
+            ("ref_model_mixup_alpha", "ref_model_sync_steps"), not theirs.get("sync_ref_model")
+        ),
+    }
+    for name, is_off in off.items():
+        if is_off and theirs.get(name) is not None:
+            theirs.note(name, "no effect", "it is off, as it always is here")
 
 
 def _smoothing(front: Front, losses: list[Any]) -> None:
@@ -369,6 +409,7 @@ def _grpo(front: Front, run_file: str, ranks: int, steps: int | None) -> Importe
     front.give("num_epochs", 1.0, "num_train_epochs")
     front.values["datasets"] = sources = _sources(front)
     front.values.pop("test_datasets", None)
+    _schedule_of_rounds(front)
     if theirs.get("max_steps") is not None or epochs is not None:
         front.values.pop("max_steps", None)
         for name in ("max_steps", "num_train_epochs"):
@@ -420,6 +461,27 @@ def _grpo(front: Front, run_file: str, ranks: int, steps: int | None) -> Importe
         f"--set {quoted(f'model=from:{done}')} --set data.sources.0.path={_NEXT}"
     )
     return replace(made, run=run, commands=[sample, *kept, again, trained])
+
+
+def _schedule_of_rounds(front: Front) -> None:
+    """A round has its own schedule, which would decay and warm up again in each."""
+    theirs = front.theirs
+    names = {
+        "lr_scheduler_type": "lr_scheduler", "lr_scheduler_kwargs": "lr_scheduler_kwargs",
+        "warmup_steps": "warmup_steps", "warmup_ratio": "warmup_ratio",
+    }  # fmt: skip
+    for name, place in names.items():
+        front.values.pop(place, None)
+        if theirs.get(name):
+            theirs.note(
+                name,
+                "differs",
+                "a round has a constant learning rate; lower training.optimizer.learning_rate "
+                "from round to round",
+            )
+        elif theirs.get(name) is not None:
+            theirs.note(name, "no effect", "it is off")
+    front.give("lr_scheduler", "constant", "lr_scheduler_type")
 
 
 def _policy(front: Front, longest: int) -> JsonObject:
