@@ -466,7 +466,7 @@ class Trainer:
             "targets": self.totals.targets,
             "seconds": seconds,
             "wait_seconds": waited,
-            **self._utilisation.figures(rows, seconds + waited),
+            **self._utilisation.figures(step, seconds + waited),
         }
 
     def _read(self, nats: Tensor, norm: Tensor, interruption: Interruption) -> dict[str, float]:
