@@ -19,6 +19,8 @@ from penstock import open_dataset
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.yaml_files import parse_yaml
 from penstock.data.shards.cards import may_replace, write_card
+from penstock.data.sources import formats
+from penstock.data.sources.files import SourceFile
 from penstock.data.sources.formats import EXTENSIONS
 from penstock.data.sources.hub_datasets import Choice, choose_files
 from penstock.data.sources.opening import open_sources
@@ -123,6 +125,40 @@ def test_a_card_says_subsets_and_splits():
     assert choose(FILES, CARD, subset="named", split="validation") == ["named/valid.jsonl"]
     default = CARD.replace("config_name: en", "config_name: en\n  default: true")
     assert choose(FILES, default) == ["en/x/c.jsonl"]
+
+
+def test_a_card_may_have_keys_and_names_that_are_no_texts():
+    """Those of classes are their numbers, and `on` is a truth value."""
+    card = (
+        "---\non: x\n2020-01-01: y\ndataset_info:\n  features:\n  - name: label\n    dtype:\n"
+        "      class_label: {names: {0: neg, 1: pos}}\nconfigs:\n- config_name: 2012\n"
+        "  data_files: [{split: 7, path: de/a*}]\n- config_name: other\n  data_dir: en\n---\n"
+    )
+    assert choose(FILES, card, subset="2012", split="7") == FILES[:2]
+    odd = card.replace("2012", "[2012]")
+    with pytest.raises(ConfigError, match="`configs` must be a list of mappings"):
+        choose(FILES, odd)
+    deep = card.replace("on: x", f"on: {'[' * 60}{']' * 60}")
+    with pytest.raises(ConfigError, match="is nested more than 50 levels deep"):
+        choose(FILES, deep)
+    with pytest.raises(ConfigError, match="the key a list or mapping is not text"):
+        choose(FILES, card.replace("on: x", f"? {'[' * 60}{']' * 60}\n: x"))
+
+
+def test_a_card_whose_settings_are_cut_is_refused(tmp_path, monkeypatch):
+    def card_of(path):
+        return formats._card(SourceFile(str(path), path.stat().st_size, ""), WHERE)
+
+    monkeypatch.setattr(formats, "_CARD_BYTES", 1 << 10)
+    settings = "---\nconfigs:\n" + "- {config_name: a, data_dir: de}\n" * 20
+    path = tmp_path / "README.md"
+    path.write_text(f"{settings}---\n{'words ' * 1000}")
+    assert choose(FILES, card_of(path)) == ["de/test.jsonl"]
+    path.write_text(f"{settings * 2}---\n")
+    with pytest.raises(ConfigError, match=r"owner/words/README.md: has more than .*/FOLDER/\*"):
+        card_of(path)
+    path.write_text("words " * 1000)
+    assert card_of(path).startswith("words")
 
 
 def test_what_the_hub_has_converted():
