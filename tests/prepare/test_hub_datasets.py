@@ -154,7 +154,7 @@ def test_a_card_whose_settings_are_cut_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "README.md"
     path.write_text(f"{settings}---\n{'words ' * 1000}")
     assert choose(FILES, card_of(path)) == ["de/test.jsonl"]
-    path.write_text(f"{settings * 2}---\n")
+    path.write_text(settings + "# words\n" * 200 + "---\n")
     with pytest.raises(ConfigError, match=r"owner/words/README.md: has more than .*/FOLDER/\*"):
         card_of(path)
     path.write_text("words " * 1000)
