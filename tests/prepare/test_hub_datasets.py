@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,7 @@ from penstock import open_dataset
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.yaml_files import parse_yaml
 from penstock.data.shards.cards import may_replace, write_card
+from penstock.data.shards.format.manifest import Manifest
 from penstock.data.sources import formats
 from penstock.data.sources.files import SourceFile
 from penstock.data.sources.formats import EXTENSIONS
@@ -408,3 +410,29 @@ def test_a_card_holds_what_the_dataset_says(tmp_path, chat_tokenizer):
     assert may_replace(None)
     assert not may_replace(card.replace(b"Documents", b"Texts"))
     assert not may_replace(b"# By hand")
+
+    def half(name):
+        return None if name == "train/chat.json" else read(name)
+
+    revised = write_card("hf://datasets/me/chats@refs/pr/1", manifests, half).decode()
+    assert "\n# chats\n" in revised
+    assert "penstock copy hf://datasets/me/chats@refs/pr/1 data/chats " in revised
+    assert "\n| chat template |  | `chatml` |\n" in revised
+
+
+@pytest.mark.parametrize(
+    ("documents", "size"),
+    [(999, "n<1K"), (10**9 - 1, "100M<n<1B"), (10**9, "1B<n<10B"), (10**12, "n>1T")],
+)
+def test_a_card_says_the_size_in_the_words_of_the_hub(tmp_path, chat_tokenizer, documents, size):
+    prepare_here(iter(["words"]), chat_tokenizer, tmp_path / "out")
+    content = (tmp_path / "out" / "manifest.json").read_bytes()
+    parse = Manifest.parse
+
+    def large(content, where):
+        return replace(parse(content, where), documents=documents)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Manifest, "parse", large)
+        card = write_card(WHERE, {"manifest.json": content}, lambda name: None).decode()
+    assert f"size_categories:\n- {size}\n" in card
