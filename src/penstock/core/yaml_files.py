@@ -147,9 +147,7 @@ class _Bounds:
             return []
         for key, _ in node.value:
             is_allowed = (
-                key.tag in (_TEXT, _MERGE)
-                if self._text_keys
-                else isinstance(key, yaml.ScalarNode)
+                key.tag in (_TEXT, _MERGE) if self._text_keys else isinstance(key, yaml.ScalarNode)
             )
             if not is_allowed:
                 shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"

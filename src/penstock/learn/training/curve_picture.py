@@ -96,7 +96,8 @@ def write_png(panels: Sequence[Panel], output: Path, view: View) -> None:
     names = {curve.number: curve.run for panel in panels for curve in panel.curves}
     line = import_module("matplotlib.lines").Line2D
     handles = [
-        line([], [], color=colour(number), label=_plain(name)) for number, name in sorted(names.items())
+        line([], [], color=colour(number), label=_plain(name))
+        for number, name in sorted(names.items())
     ]
     figure.axes[0].legend(handles=handles, fontsize=8)
     for axes in figure.axes[len(panels) :]:

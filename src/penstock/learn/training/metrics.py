@@ -164,9 +164,7 @@ class JsonLines:
                 self._file.close()
                 _keep_until(self.path, self._done - 1)
                 self._file = self.path.open("a", encoding="utf-8")
-            self._file.write(
-                json.dumps(_plain(record)) + "\n"
-            )
+            self._file.write(json.dumps(_plain(record)) + "\n")
             self._file.flush()
         except OSError as error:
             raise OutputError(
