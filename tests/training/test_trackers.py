@@ -257,12 +257,13 @@ def test_a_run_that_is_begun_again_before_its_first_checkpoint(tmp_path, peers):
 
 
 def test_a_run_that_breaks_off_is_shown_as_failed(tmp_path, peers):
-    with (
-        pytest.raises(RuntimeError, match="no memory"),
-        Metrics(tmp_path, total_steps=4, log=TRACKERS) as metrics,
-    ):
-        metrics.see(record(1))
-        raise RuntimeError("no memory")
+    def train():
+        with Metrics(tmp_path, total_steps=4, log=TRACKERS) as metrics:
+            metrics.see(record(1))
+            raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        train()
     assert peers.ended == ["tensorboard", ("wandb", 1), "trackio", ("mlflow", "FAILED")]
 
 

@@ -41,7 +41,7 @@ _OF_THE_MACHINE = frozenset(
     {"seconds", "wait_seconds", "seconds_left", "percent", "tokens_per_second", "mfu",
      "peak_memory"}
 )  # fmt: skip
-"""Figures that may differ where a step is done again; `percent` follows from the number of steps."""
+"""Figures that may differ where a step is done again; `percent` follows from the run's steps."""
 _UNKNOWN_TO_MLFLOW = re.compile(r"[^\w./ -]")
 
 
