@@ -65,8 +65,7 @@ def look_up(files: Any, path: str) -> JsonObject:
     Raises:
         FileNotFoundError: There is none.
     """
-    from huggingface_hub import HfApi
-    from huggingface_hub.hf_api import RepoFile
+    from huggingface_hub.hf_api import HfApi, RepoFile
 
     place = files.resolve_path(path)
     repository, inside = getattr(place, "repo_id", None), getattr(place, "path_in_repo", "")

@@ -38,7 +38,6 @@ from penstock.data.shards.tables.corpus import Corpus
 from penstock.learn.training.checkpoints import digest, newest_complete, read_manifest
 from penstock.learn.training.continued import CONTINUED, Continued
 from penstock.learn.training.metrics import METRICS
-from penstock.learn.training.tensor_logs import TENSORS
 from penstock.learn.training.trackers import KNOWN_RUNS, SENT, TENSORBOARD, WANDB
 from penstock.models.facts import FACTS, ModelFacts
 from penstock.tokenizers.chat_templates import template_beside
@@ -50,6 +49,8 @@ MODEL = "model"
 BASE = "base"
 """Folder of the model that LoRA was added to."""
 LOCK = "lock"
+TENSORS = "tensors"
+"""Folder of `penstock.learn.training.tensor_logs`."""
 _BEGUN = {
     TOKENIZER_FOLDER,
     PROCESSOR_FOLDER,
