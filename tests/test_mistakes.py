@@ -153,6 +153,26 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: write_replies(_never, _ANY, {}),
         "Run.chat: found None, expected a text or a list of messages",
     ),
+    "a text among messages": (
+        lambda: write_replies(_never, [{"role": "user", "content": "a"}, "b"], {}),
+        "Run.chat: message 1 is 'b', expected a mapping with role and content",
+    ),
+    "a message of nobody": (
+        lambda: write_replies(_never, [{"content": "x"}], {}),
+        "Run.chat: message 0 is {'content': 'x'}, expected a mapping with role and content",
+    ),
+    "None in a list of conversations": (
+        lambda: write_replies(_never, ["a", None], {}),
+        "Run.chat: conversation 1: found None, expected a text or a list of messages",
+    ),
+    "a list in a list of conversations": (
+        lambda: write_replies(_never, [["a", "b"]], {}),
+        "Run.chat: conversation 0: message 0 is 'a', expected a mapping with role and content",
+    ),
+    "a reply to the assistant in a conversation": (
+        lambda: write_replies(_never, ["a", [{"role": "assistant", "content": "a"}]], {}),
+        "Run.chat: conversation 1: the last message is the assistant's",
+    ),
     "a reply to the assistant": (
         lambda: write_replies(_never, [{"role": "assistant", "content": "a"}], {}),
         "the last message is the assistant's",

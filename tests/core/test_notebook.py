@@ -137,6 +137,14 @@ def test_a_curve_is_a_bounded_line_that_skips_what_is_no_number() -> None:
     assert "loss: 1 to 3" in html
     assert curve([1.0] * 100_000, "flat").count(",") <= 1200
     assert "polyline" in curve([], "none")
+    assert 'points="0,1.0000 1,0.0000"' in curve([1.0, float("inf"), 2.0], "loss")
+
+
+@pytest.mark.parametrize("count", [1, 2, 599, 600, 601, 1199, 1202])
+def test_a_curve_begins_with_the_first_value_and_ends_with_the_last(count: int) -> None:
+    html = curve([float(value) for value in range(count)], "loss")
+    assert re.findall("<span>(.*?)</span>", html) == ["0", "loss", f"{count - 1:.4g}"]
+    assert html.count(",") == min(count, 600)
 
 
 def test_a_report_prints_as_text_and_its_repr_is_a_line(tmp_path: Path) -> None:

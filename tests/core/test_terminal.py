@@ -23,6 +23,11 @@ from penstock.data.shards import ShardLayout, ShardWriter, finish_dataset
 NASTY = "\x1b[2J\x1b]0;owned\x07\r\x9b31m\u202eabc\x00"
 
 
+def test_numbers_are_shortened_to_three_digits():
+    found = [terminal.short_number(n) for n in (0, 0.04, 99.96, 999, 1000, 999_499, 999_999, 1e12)]
+    assert found == ["0 ", "0.0 ", "100.0 ", "999 ", "1 k", "999 k", "1 M", "1 T"]
+
+
 def test_visible_keeps_what_prints():
     assert visible("plain ü 日本 🙂") == "plain ü 日本 🙂"
     assert visible("a\n\tb\r", lines=True) == "a\n\tb\\r"

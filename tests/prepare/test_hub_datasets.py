@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,9 @@ from penstock import open_dataset
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.yaml_files import parse_yaml
 from penstock.data.shards.cards import may_replace, write_card
+from penstock.data.shards.format.manifest import Manifest
+from penstock.data.sources import formats
+from penstock.data.sources.files import SourceFile
 from penstock.data.sources.formats import EXTENSIONS
 from penstock.data.sources.hub_datasets import Choice, choose_files
 from penstock.data.sources.opening import open_sources
@@ -123,6 +127,40 @@ def test_a_card_says_subsets_and_splits():
     assert choose(FILES, CARD, subset="named", split="validation") == ["named/valid.jsonl"]
     default = CARD.replace("config_name: en", "config_name: en\n  default: true")
     assert choose(FILES, default) == ["en/x/c.jsonl"]
+
+
+def test_a_card_may_have_keys_and_names_that_are_no_texts():
+    """Those of classes are their numbers, and `on` is a truth value."""
+    card = (
+        "---\non: x\n2020-01-01: y\ndataset_info:\n  features:\n  - name: label\n    dtype:\n"
+        "      class_label: {names: {0: neg, 1: pos}}\nconfigs:\n- config_name: 2012\n"
+        "  data_files: [{split: 7, path: de/a*}]\n- config_name: other\n  data_dir: en\n---\n"
+    )
+    assert choose(FILES, card, subset="2012", split="7") == FILES[:2]
+    odd = card.replace("2012", "[2012]")
+    with pytest.raises(ConfigError, match="`configs` must be a list of mappings"):
+        choose(FILES, odd)
+    deep = card.replace("on: x", f"on: {'[' * 60}{']' * 60}")
+    with pytest.raises(ConfigError, match="is nested more than 50 levels deep"):
+        choose(FILES, deep)
+    with pytest.raises(ConfigError, match="the key a list or mapping is not text"):
+        choose(FILES, card.replace("on: x", f"? {'[' * 60}{']' * 60}\n: x"))
+
+
+def test_a_card_whose_settings_are_cut_is_refused(tmp_path, monkeypatch):
+    def card_of(path):
+        return formats._card(SourceFile(str(path), path.stat().st_size, ""), WHERE)
+
+    monkeypatch.setattr(formats, "_CARD_BYTES", 1 << 10)
+    settings = "---\nconfigs:\n" + "- {config_name: a, data_dir: de}\n" * 20
+    path = tmp_path / "README.md"
+    path.write_text(f"{settings}---\n{'words ' * 1000}")
+    assert choose(FILES, card_of(path)) == ["de/test.jsonl"]
+    path.write_text(settings + "# words\n" * 200 + "---\n")
+    with pytest.raises(ConfigError, match=r"owner/words/README.md: has more than .*/FOLDER/\*"):
+        card_of(path)
+    path.write_text("words " * 1000)
+    assert card_of(path).startswith("words")
 
 
 def test_what_the_hub_has_converted():
@@ -372,3 +410,29 @@ def test_a_card_holds_what_the_dataset_says(tmp_path, chat_tokenizer):
     assert may_replace(None)
     assert not may_replace(card.replace(b"Documents", b"Texts"))
     assert not may_replace(b"# By hand")
+
+    def half(name):
+        return None if name == "train/chat.json" else read(name)
+
+    revised = write_card("hf://datasets/me/chats@refs/pr/1", manifests, half).decode()
+    assert "\n# chats\n" in revised
+    assert "penstock copy hf://datasets/me/chats@refs/pr/1 data/chats " in revised
+    assert "\n| chat template |  | `chatml` |\n" in revised
+
+
+@pytest.mark.parametrize(
+    ("documents", "size"),
+    [(999, "n<1K"), (10**9 - 1, "100M<n<1B"), (10**9, "1B<n<10B"), (10**12, "n>1T")],
+)
+def test_a_card_says_the_size_in_the_words_of_the_hub(tmp_path, chat_tokenizer, documents, size):
+    prepare_here(iter(["words"]), chat_tokenizer, tmp_path / "out")
+    content = (tmp_path / "out" / "manifest.json").read_bytes()
+    parse = Manifest.parse
+
+    def large(content, where):
+        return replace(parse(content, where), documents=documents)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Manifest, "parse", large)
+        card = write_card(WHERE, {"manifest.json": content}, lambda name: None).decode()
+    assert f"size_categories:\n- {size}\n" in card

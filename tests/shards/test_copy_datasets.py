@@ -116,6 +116,23 @@ def test_what_cannot_be_copied(store, local, tmp_path):
     assert Dataset.open(local.path) == local
 
 
+@pytest.mark.parametrize(
+    "name", ["tokenizer", "tokenizer/tokenizer.json", "00001.arrow", "manifest.json"]
+)
+def test_links_are_refused_as_by_opening(local, tmp_path, name):
+    """They may lead out of the folder; left out, the copy would lack its tokenizer."""
+    (local.path / "tokenizer").mkdir()
+    (local.path / "tokenizer" / "tokenizer.json").write_text("{}")
+    (tmp_path / "notes").write_text("words")
+    (local.path / "notes.txt").symlink_to(tmp_path / "notes")
+    copy_dataset(local.path, tmp_path / "copy")  # other files are left out, linked or not
+    shutil.move(local.path / name, tmp_path / "elsewhere")
+    (local.path / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CorruptionError, match=rf"web/{name}: is a link.*cp -rL"):
+        copy_dataset(local.path, tmp_path / "other")
+    assert not (tmp_path / "other" / "manifest.json").exists()
+
+
 def test_splits_and_the_command_line(store, tmp_path):
     for name in ("train", "validation"):
         make_dataset(tmp_path / "both" / name, 50)

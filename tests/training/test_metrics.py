@@ -96,9 +96,20 @@ def test_other_processes_write_nothing(tmp_path, capsys):
 
 
 def test_what_is_not_finite_is_null(tmp_path):
+    nan = float("nan")
     with Metrics(tmp_path, total_steps=5) as metrics:
-        metrics.see(record(1) | {"loss": float("nan")})
+        metrics.see(record(1) | {"loss": nan, "held/each": [1.0, {"a": nan}]})
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
     assert read_metrics(tmp_path)[0]["loss"] is None
+    assert read_metrics(tmp_path)[0]["held/each"] == [1.0, {"a": None}]
+
+
+@pytest.mark.parametrize("done", [0, 40])
+def test_the_time_left_does_not_depend_on_a_slow_first_step(tmp_path, done):
+    with Metrics(tmp_path, total_steps=100, done=done) as metrics:
+        metrics.see(record(done + 1, seconds=60.0))
+        left = [metrics.see(record(done + step))["seconds_left"] for step in (2, 3, 4)]
+    assert left == [round(0.5 * (100 - done - step), 1) for step in (2, 3, 4)]
 
 
 def test_reading_what_is_no_run(tmp_path):

@@ -3,11 +3,13 @@ refused in time.
 """
 
 import importlib.util
+import math
 import re
 import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from python_makers import SETTINGS, KillAfter, KilledError, make_loader, make_model
@@ -127,6 +129,54 @@ def test_what_is_wrong_is_refused_before_the_run_begins(data, tmp_path, given, s
     with pytest.raises(ConfigError, match=re.escape(said)):
         start(data, tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
+
+
+def test_figures_of_ones_own_may_be_numbers_of_numpy_and_torch(data, tmp_path):
+    figures = {
+        "single": np.float32(0.5),
+        "whole": np.int64(3),
+        "tensor": torch.tensor([2.0], dtype=torch.bfloat16),
+        "each": [np.float64(1.0), {"a": torch.tensor(4)}],
+        "nothing": math.nan,
+        "text": "words",
+    }
+    plain = {
+        "single": 0.5, "whole": 3, "tensor": 2.0, "each": [1.0, {"a": 4}], "nothing": None,
+        "text": "words",
+    }  # fmt: skip
+    run = start(
+        data,
+        tmp_path / "run",
+        steps=2,
+        warmup_steps=1,
+        on_step=lambda model, step, record: figures,
+        evaluators={"mine": lambda model, ranks: figures},
+    )
+    for name, value in plain.items():
+        assert run.metrics[-1][name] == run.metrics[-1][f"mine/{name}"] == value
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"a": torch.zeros(2)}, "figure 'a': is tensor([0., 0.]), expected a number, a text"),
+        ({"a": [object]}, "figure 'a': is <class 'object'>, expected a number, a text"),
+        ({1: 2.0}, "gave a figure the name 1, expected a text"),
+        (5.0, "gave 5.0, expected figures by name"),
+    ],
+    ids=str,
+)
+def test_figures_that_are_none_are_named_and_what_was_trained_is_saved(
+    data, tmp_path, figures, said
+):
+    own = {
+        "training.on_step": {"on_step": lambda model, step, record: figures},
+        "training.evaluators.mine": {"evaluators": {"mine": lambda model, ranks: figures}},
+    }
+    for where, more in own.items():
+        with pytest.raises(ConfigError, match=re.escape(f"{where}: {said}")):
+            start(data, tmp_path / where, steps=2, warmup_steps=1, **more)
+        assert list((tmp_path / where / "checkpoints").glob("step-*"))
 
 
 def test_a_dry_run_refuses_it_too(data, tmp_path):

@@ -219,6 +219,8 @@ def test_mistakes_are_told(tmp_path, monkeypatch):
         plot_runs([run], tmp_path / "curves.jpg")
     with pytest.raises(FormatError, match="give the folder of a run"):
         plot_runs([tmp_path], tmp_path / "curves.html")
+    with pytest.raises(ConfigError, match="found no runs"):
+        plot_runs([])
     with pytest.raises(OutputError, match="cannot be written"):
         plot_runs([run], tmp_path / "nothing" / "curves.html")
     with pytest.raises(ConfigError, match="no figures yet"):
@@ -231,6 +233,17 @@ def test_mistakes_are_told(tmp_path, monkeypatch):
 def test_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     out = plot_runs([make_run(tmp_path / "a", 5)], tmp_path / "curves.png")
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_takes_names_as_text(tmp_path):
+    """Two $ begin and end a formula of matplotlib, which may be none."""
+    pytest.importorskip("matplotlib")
+    run = tmp_path / "a$_$"
+    run.mkdir()
+    records = [{"step": n, "loss": 1.0, "loss.source.a$^$": 2.0} for n in (1, 2)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    out = plot_runs([run], tmp_path / "curves.png")
     assert out.read_bytes().startswith(b"\x89PNG")
 
 

@@ -15,7 +15,13 @@ from training_makers import losses, on_two_processes, train, values
 
 import penstock as ps
 from makers.processes import call_penstock
-from penstock.core.errors import ConfigError, FormatError, OutputError, StateError
+from penstock.core.errors import (
+    ConfigError,
+    ConversationError,
+    FormatError,
+    OutputError,
+    StateError,
+)
 from penstock.use.config import load_data, load_run
 from penstock.use.config import make_loader as loader_of_file
 from penstock.use.config.run_file import PYTHON
@@ -535,11 +541,15 @@ def test_a_run_of_chats_replies_and_one_of_texts_says_why_not(made, tmp_path):
     assert run.chat(asked, temperature=0, device="cpu") == alone
     with pytest.raises(ConfigError, match="expected a text or a list of messages"):
         run.chat(words[0])
-    with pytest.raises(ConfigError, match="in a list of conversations"):
-        run.chat([asked, asked])
+    with pytest.raises(
+        ConversationError, match=r"Run\.chat: conversation 1: the last message .*room"
+    ):
+        run.chat(["a", "the mat " * 200])
     shown = run._repr_html_()
     assert "polyline" in shown
     assert f"{run.metrics[-1]['loss']:.4f}" in shown
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    assert "polyline" not in run._repr_html_()
     with pytest.raises(ConfigError, match=r"template.*trained.*Run\.generate"):
         made.chat("a")
     with pytest.raises(ConfigError, match="did you mean"):

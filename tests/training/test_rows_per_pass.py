@@ -16,6 +16,7 @@ from penstock.core.errors import ConfigError, IsolationError
 from penstock.learn.training import memory
 from penstock.learn.training.computing import kept_bytes
 from penstock.learn.training.memory import rows_per_pass
+from penstock.learn.training.utilisation import Operations
 from penstock.models.row_tensors import RowTensors
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
@@ -60,6 +61,24 @@ def test_losses_are_those_of_single_rows(data, tmp_path, count, more):
     assert losses(joined) != losses(single), (
         "another order of additions rounds otherwise: were rows joined?"
     )
+
+
+@pytest.mark.parametrize("more", [(), ("data.attention=row",)], ids=str)
+def test_operations_are_those_of_single_rows(data, tmp_path, more, monkeypatch):
+    """Most slots are padding, which is a document of a joined row."""
+    counted = []
+
+    def of(self, rows):
+        counted.append(count(self, rows))
+        return counted[-1]
+
+    count = Operations.of
+    monkeypatch.setattr(Operations, "of", of)
+    for rows in (1, 2, 4):
+        options = (FOUR, "data.loader.sequence_length=256", "data.loader.packing=none", *more)
+        train(data, tmp_path / str(rows), *options, f"training.rows_per_pass={rows}")
+    assert counted[:4] == counted[4:8] == counted[8:]
+    assert len(set(counted)) > 1
 
 
 def test_parts_of_the_loss_by_source_and_task(data, tmp_path):

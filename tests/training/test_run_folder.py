@@ -213,6 +213,19 @@ def test_a_run_that_never_trained_is_begun_anew(data, tmp_path):
         make(data, tmp_path / "run")
 
 
+def test_a_run_that_failed_in_its_first_step_is_begun_anew(data, tmp_path):
+    """Its trackers and tensor logs had begun already, or one of them refused to."""
+    run = tmp_path / "run"
+    make(data, run)
+    for folder in ("tensorboard", "wandb", "tensors"):
+        (run / folder).mkdir()
+        (run / folder / "begun").write_text("")
+    for file in ("trackers.json", "trackers.json.partial", "sent.jsonl", "metrics.jsonl"):
+        (run / file).write_text("")
+    make(data, run, "training.steps=7")
+    assert "steps: 7" in (run / RUN_FILE).read_text()
+
+
 def test_a_setting_that_fits_only_later_leaves_a_folder_that_is_free(data, tmp_path):
     with pytest.raises(ConfigError, match="cannot be cut into 3"):
         train(data, tmp_path / "run", "training.micro_sequences=3")

@@ -5,6 +5,7 @@ asks those that are installed.
 """
 
 import json
+import math
 import sys
 import types
 
@@ -15,6 +16,7 @@ from penstock.learn.training.metrics import Metrics, read_metrics
 from penstock.learn.training.settings import TrainSettings
 
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+ENDED = ("tensorboard", ("wandb", 0), "trackio", ("mlflow", "FINISHED"))
 
 
 def record(step: int, **more) -> dict:
@@ -69,7 +71,7 @@ class Peers:
                 config=types.SimpleNamespace(update=lambda values, allow_val_change: None),
                 define_metric=lambda *_, **__: None,
                 log=lambda figures: self.point("wandb", figures["step"], figures),
-                finish=lambda: self.ended.append("wandb"),
+                finish=lambda exit_code: self.ended.append(("wandb", exit_code)),
             )
 
         def trackio_init(**options):
@@ -96,7 +98,7 @@ class Peers:
             ),
             update_run=lambda identity, status: self.begun.append(("mlflow", identity)),
             log_batch=batch,
-            set_terminated=lambda identity: self.ended.append("mlflow"),
+            set_terminated=lambda identity, status: self.ended.append(("mlflow", status)),
         )
         entities = types.SimpleNamespace(
             Metric=lambda key, value, timestamp, step: types.SimpleNamespace(
@@ -139,7 +141,7 @@ def test_a_resumed_run_continues_each_curve_and_no_point_is_there_twice(tmp_path
     steps = [(step, 5.0 / step) for step in range(1, 11)]
     assert peers.points == dict.fromkeys(TRACKERS, steps)
     assert [one for one in peers.begun if one[0] != "run file"] == [
-        ("tensorboard", None),
+        ("tensorboard", 1),
         ("wandb", "penstock", "first", None),
         ("trackio", "penstock", "first", "never"),
         ("tensorboard", 5),
@@ -147,7 +149,7 @@ def test_a_resumed_run_continues_each_curve_and_no_point_is_there_twice(tmp_path
         ("trackio", "penstock", "first", "allow"),
         ("mlflow", "m1"),
     ]
-    assert peers.ended == [*TRACKERS, *TRACKERS]
+    assert peers.ended == 2 * [*ENDED]
     assert json.loads((run / "trackers.json").read_text()) == {
         "wandb": "abc",
         "trackio": "first",
@@ -194,15 +196,85 @@ def test_a_tracker_that_fails_does_not_end_the_run(tmp_path, peers, caplog):
         "mlflow took no figures from step 2 on",
     ]
     assert "no route to host" in told[0]
+    assert peers.ended == [("wandb", 0), ("mlflow", "FINISHED")]
 
 
-def test_a_tracker_that_refuses_to_begin_says_what_to_do(tmp_path, monkeypatch):
+def test_steps_that_a_failing_tracker_missed_are_sent_when_they_are_done_again(tmp_path, peers):
+    with Metrics(tmp_path, total_steps=10, log=["wandb"]) as metrics:
+        for step in range(1, 9):
+            peers.failing = step >= 6
+            metrics.see(record(step))
+    peers.failing = False
+    write(tmp_path, map(record, range(5, 11)), log=["wandb"])
+    assert [step for step, _ in peers.points["wandb"]] == [*range(1, 11)]
+
+
+def test_a_tracker_that_is_added_or_was_left_out_gets_the_steps_that_are_done_again(
+    tmp_path, peers
+):
+    write(tmp_path, map(record, range(1, 8)), log=["wandb"])
+    write(tmp_path, map(record, range(5, 10)))
+    write(tmp_path, map(record, range(5, 11)), log=["wandb", "mlflow"])
+    assert [step for step, _ in peers.points["wandb"]] == [*range(1, 11)]
+    assert [step for step, _ in peers.points["mlflow"]] == [*range(5, 11)]
+
+
+def test_another_run_there_has_no_steps(tmp_path, peers):
+    write(tmp_path, map(record, range(1, 8)), log=["mlflow"])
+    (tmp_path / "trackers.json").unlink()
+    sent = tmp_path / "sent.jsonl"
+    sent.write_text(sent.read_text().replace('"m1"', '"the former"'))
+    write(tmp_path, map(record, range(5, 8)), log=["mlflow"])
+    assert [step for step, _ in peers.points["mlflow"]] == [*range(1, 8), 5, 6, 7]
+
+
+def test_a_run_that_is_killed_again_before_it_passed_what_it_had_sent(tmp_path, peers):
+    """Also where the kill cut the last line."""
+    write(tmp_path, map(record, range(1, 8)), log=TRACKERS)
+    with (tmp_path / "sent.jsonl").open("a") as file:
+        file.write('\n{"step": 8, "to": ["wa')
+    write(tmp_path, [record(5)], log=TRACKERS)
+    write(tmp_path, map(record, range(5, 9)), log=TRACKERS)
+    write(tmp_path, map(record, range(8, 11)), log=TRACKERS)
+    steps = [(step, 5.0 / step) for step in range(1, 11)]
+    assert peers.points == dict.fromkeys(TRACKERS, steps)
+
+
+def test_a_run_of_more_steps_and_figures_that_are_no_number(tmp_path, peers):
+    odd = {"held/loss": math.nan, "held/most": [1.0, math.inf]}
+    write(tmp_path, (record(step, **odd) for step in range(1, 8)), log=["wandb"])
+    with Metrics(tmp_path, total_steps=20, done=4, log=["wandb"]) as metrics:
+        for step in range(5, 9):
+            metrics.see(record(step, **odd))
+    assert [step for step, _ in peers.points["wandb"]] == [*range(1, 9)]
+
+
+def test_a_run_that_is_begun_again_before_its_first_checkpoint(tmp_path, peers):
+    write(tmp_path, map(record, range(1, 4)), log=TRACKERS)
+    write(tmp_path, map(record, range(1, 6)), log=TRACKERS)
+    assert [step for step, _ in peers.points["tensorboard"]] == [*range(1, 6)]
+    assert peers.points["wandb"] == peers.points["tensorboard"]
+
+
+def test_a_run_that_breaks_off_is_shown_as_failed(tmp_path, peers):
+    def train():
+        with Metrics(tmp_path, total_steps=4, log=TRACKERS) as metrics:
+            metrics.see(record(1))
+            raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        train()
+    assert peers.ended == ["tensorboard", ("wandb", 1), "trackio", ("mlflow", "FAILED")]
+
+
+def test_a_tracker_that_refuses_to_begin_says_what_to_do(tmp_path, peers, monkeypatch):
     def init(**_):
         raise RuntimeError("api_key not configured (no-tty)")
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     with pytest.raises(ConfigError, match=r"wandb cannot begin: api_key.*WANDB_MODE=offline"):
-        Metrics(tmp_path, total_steps=1, log=["wandb"])
+        Metrics(tmp_path, total_steps=1, log=["mlflow", "wandb"])
+    assert peers.ended == [("mlflow", "FAILED")]
 
 
 def test_on_other_ranks_nobody_is_asked(tmp_path, peers):

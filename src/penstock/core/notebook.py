@@ -4,6 +4,7 @@ Plain HTML and inline SVG: nothing is fetched, nothing runs, all text is escaped
 transparent, so that they suit light and dark themes.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -107,9 +108,11 @@ def bars(counts: Sequence[int], labels: Sequence[str]) -> str:
 
 def curve(values: Sequence[float], label: str) -> str:
     """A line through values at equal distances, at most one a column; below it what it shows, its
-    first and its last value.
+    first and its last value. What is not finite is left out.
     """
-    shown = [value for value in values[:: max(len(values) // _COLUMNS, 1)] if value == value]
+    finite = [value for value in values if math.isfinite(value)]
+    columns = np.linspace(0, len(finite) - 1, min(len(finite), _COLUMNS)).astype(np.int64)
+    shown = [finite[column] for column in columns.tolist()]
     low, high = min(shown, default=0.0), max(shown, default=0.0)
     height = high - low or 1.0
     points = " ".join(f"{i},{(high - value) / height:.4f}" for i, value in enumerate(shown))

@@ -207,7 +207,8 @@ def elapsed_and_left(seconds: float, share: float | None) -> str:
 def short_number(value: float) -> str:
     """1234567 → '1.23 M'."""
     for size, suffix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(value) >= size:
+        # From 999.5 of a unit on, three digits are 1 of the next.
+        if abs(value) >= 0.9995 * size:
             return f"{value / size:.3g}{suffix}"
     return f"{value:.0f} " if value >= 100 or value == int(value) else f"{value:.1f} "
 

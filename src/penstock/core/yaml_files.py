@@ -2,7 +2,7 @@
 
 A file of 700 bytes can expand to 10⁹ values (`*name`, "billion laughs"), and 5,000 brackets to a
 nesting that crashes any reader. Both are refused before any value is made. Stricter than YAML, all
-keys must be text.
+keys must be text, unless the file is another program's.
 """
 
 from pathlib import Path
@@ -54,14 +54,19 @@ def read_yaml(path: str | Path) -> tuple[yaml.Node | None, JsonValue]:
     return parse_yaml(text, str(path))
 
 
-def parse_yaml(text: str, where: str, *, lines: bool = True) -> tuple[yaml.Node | None, JsonValue]:
-    """`read_yaml` for a text; `where` begins its errors, followed by the line if `lines` is set."""
+def parse_yaml(
+    text: str, where: str, *, lines: bool = True, text_keys: bool = True
+) -> tuple[yaml.Node | None, JsonValue]:
+    """`read_yaml` for a text; `where` begins its errors, followed by the line if `lines` is set.
+
+    `text_keys` false: keys may also be numbers, truth values and dates, as in files of others.
+    """
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
             return None, None
-        _Bounds(where, lines).check(node)
+        _Bounds(where, lines, text_keys).check(node)
         return node, loader.construct_document(node)
     except ConfigError:
         raise
@@ -107,8 +112,8 @@ class _Bounds:
     node once.
     """
 
-    def __init__(self, where: str, lines: bool) -> None:
-        self._where, self._lines = where, lines
+    def __init__(self, where: str, lines: bool, text_keys: bool) -> None:
+        self._where, self._lines, self._text_keys = where, lines, text_keys
         self._known: dict[int, tuple[int, int]] = {}
         self._open: set[int] = set()
 
@@ -141,7 +146,10 @@ class _Bounds:
         if not isinstance(node, yaml.MappingNode):
             return []
         for key, _ in node.value:
-            if key.tag not in (_TEXT, _MERGE):
+            is_allowed = (
+                key.tag in (_TEXT, _MERGE) if self._text_keys else isinstance(key, yaml.ScalarNode)
+            )
+            if not is_allowed:
                 shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
                 self._refuse(key, f"the key {shown} is not text; put it in quotes")
         return [value for _, value in node.value]

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 
 from penstock.core.yaml_files import write_yaml
 from penstock.data.shards.format.manifest import CHAT, MANIFEST, Manifest
+from penstock.data.stores.hub import repository_in
 
 _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (10**6, "100K<n<1M"),
-          (10**7, "1M<n<10M"), (10**8, "10M<n<100M"), (10**9, "100M<n<1B"))  # fmt: skip
+          (10**7, "1M<n<10M"), (10**8, "10M<n<100M"), (10**9, "100M<n<1B"),
+          (10**10, "1B<n<10B"), (10**11, "10B<n<100B"), (10**12, "100B<n<1T"))  # fmt: skip
 """The Hub's names for numbers of documents below a number."""
 _MARK = re.compile(r"\n<!-- penstock wrote this card: ([0-9a-f]{32}); changed, it stays -->\n\Z")
 
@@ -33,7 +35,7 @@ def write_card(
     """The card of the datasets in a repository.
 
     Args:
-        url: The repository.
+        url: The repository, at a revision or not.
         manifests: Manifest of each dataset, by its name there (`train/manifest.json`).
         read: Gives a file of the datasets, or None.
     """
@@ -47,13 +49,13 @@ def write_card(
     facts = {name: _facts(one, chats[name]) for name, one in parsed.items()}
     front = {
         "tags": ["penstock", "tokenized"],
-        "size_categories": [next((size for most, size in _SIZES if documents < most), "n>1B")],
+        "size_categories": [next((size for most, size in _SIZES if documents < most), "n>1T")],
         "viewer": False,
         "penstock": [
             {"folder": name.rstrip("/") or ".", **of_one} for name, of_one in facts.items()
         ],
     }
-    place, name = url.rstrip("/"), url.rstrip("/").rpartition("/")[2].partition("@")[0]
+    place, name = url.rstrip("/"), repository_in(url).rpartition("/")[2]
     opened = f"{place}/{first}".rstrip("/")
     lines = [
         "---",
@@ -70,7 +72,8 @@ def write_card(
             f"| {key.replace('_', ' ')} | "
             + " | ".join(_cell(of_one.get(key, "")) for of_one in facts.values())
             + " |"
-            for key in facts[first]
+            # A template's facts, which one of them may lack, are all there or none.
+            for key in max(facts.values(), key=len)
         ),
         "",
         "```python",

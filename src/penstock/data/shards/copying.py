@@ -31,13 +31,22 @@ from penstock.data.shards.format.manifest import (
     Manifest,
 )
 from penstock.data.stores.daemons import DaemonPool, result_of
-from penstock.data.stores.files import checksum, map_file, output_errors, sync, write_file
+from penstock.data.stores.files import (
+    check_regular,
+    checksum,
+    map_file,
+    output_errors,
+    sync,
+    write_file,
+)
 from penstock.data.stores.hub import CARD, is_whole, make_repository
 from penstock.data.stores.store import RefusedError, Store, StoredFile
 from penstock.data.stores.transfer import fetch_file, temporary_folder
 
 SPLITS = ("", "train/", "validation/")
 """Where a folder may hold datasets."""
+_FOLDERS = {"train", "validation", TOKENIZER_FOLDER, PROCESSOR_FOLDER}
+"""Folders that are copied."""
 REPORTS = ("report.json", "prepare.json", "parts.json", "rejected.jsonl", "hashes.bin")
 """Files of a preparation, with which a later one in the same place goes on."""
 NOTE = "copying.json"
@@ -93,7 +102,7 @@ def copy_dataset(
 
     Raises:
         FormatError: The source is not a dataset, or is unfinished.
-        CorruptionError: A file is missing, or differs from its checksum; names it.
+        CorruptionError: A file is missing, is a link, or differs from its checksum; names it.
         OutputError: The target holds another dataset, or cannot be written.
         StoreError: A store cannot be read or written.
         ConfigError: Source and target are the same.
@@ -262,15 +271,23 @@ class _Folder:
         return str(self._path / name) if name else str(self._path.resolve())
 
     def listing(self, manifests: Mapping[str, bytes]) -> dict[str, StoredFile]:
-        return {
-            str(file.relative_to(self._path)): StoredFile(size=file.stat().st_size, stamp="")
-            for file in self._path.rglob("*")
-            if file.is_file() and not file.is_symlink()
-        }
+        found = {}
+        for file in self._path.rglob("*"):
+            # Files in a linked folder are not listed, and would be left out. A linked file is
+            # refused when it is copied: others may lie here.
+            if file.name in _FOLDERS and file.is_symlink():
+                check_regular(file)
+            if file.is_file():
+                name = str(file.relative_to(self._path))
+                found[name] = StoredFile(size=file.stat().st_size, stamp="")
+        return found
 
     def read_if_there(self, name: str) -> bytes | None:
         file = self._path / name
-        return file.read_bytes() if file.is_file() else None
+        if not file.is_file():
+            return None
+        check_regular(file)
+        return file.read_bytes()
 
     @contextmanager
     def local(self, one: _File) -> Iterator[Path]:
@@ -279,6 +296,7 @@ class _Folder:
             raise CorruptionError(
                 f"{path}: is missing, or not of {one.size} bytes; prepare it again"
             )
+        check_regular(path)
         yield path
 
     def complete(self, files: list[_File], digest: str, is_finished: bool) -> set[str]:

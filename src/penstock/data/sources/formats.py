@@ -21,7 +21,7 @@ from penstock.data.sources.arrow_files import find_saved
 from penstock.data.sources.compression import COMPRESSIONS, PACKED
 from penstock.data.sources.files import SourceFile, open_stream, read_head
 from penstock.data.sources.finding import find_files
-from penstock.data.sources.hub_datasets import Choice, choose_files
+from penstock.data.sources.hub_datasets import Choice, card_settings, choose_files
 from penstock.data.sources.signatures import (
     HEAD_BYTES,
     PAGE,
@@ -122,12 +122,23 @@ def _chosen_at(
     if not is_whole(where):
         return files
     by_name = {name_in(file.path): file for file in files}
-    card = read_head(by_name[CARD], _CARD_BYTES) if CARD in by_name else b""
+    card = _card(by_name[CARD], where) if CARD in by_name else ""
     suffixes = EXTENSIONS if format is None else None
-    names = choose_files(
-        where, list(by_name), card.decode("utf-8-sig", "replace"), choice, suffixes, notice
-    )
+    names = choose_files(where, list(by_name), card, choice, suffixes, notice)
     return [by_name[name] for name in names]
+
+
+def _card(file: SourceFile, where: str) -> str:
+    """The README.md of a dataset, or its beginning with all its settings."""
+    content = read_head(file, _CARD_BYTES)
+    text = content.decode("utf-8-sig", "replace")
+    # What is cut would look like a card without settings: all subsets would be read as one.
+    if len(content) == _CARD_BYTES and text.startswith("---") and card_settings(text) is None:
+        raise ConfigError(
+            f"{where}/{CARD}: has more than {_CARD_BYTES >> 20} MiB of settings; name the files "
+            f"instead: {where}/FOLDER/*"
+        )
+    return text
 
 
 def _saved_at(spec: str | os.PathLike[str], format: str | None) -> list[SourceFile] | None:

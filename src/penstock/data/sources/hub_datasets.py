@@ -89,23 +89,36 @@ def _others(kind: str, names: Iterable[str], chosen: str | None) -> str:
     return f"{kind}{'s' if len(left) > 1 else ''} {', '.join(left)}" if left else ""
 
 
+def card_settings(card: str) -> str | None:
+    """The YAML at the top of a card, between two lines of ---; None: it has none."""
+    found = re.match(r"---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", card, re.DOTALL)
+    return None if found is None else found[1]
+
+
 def _subsets(card: str, where: str) -> dict[str, dict[str, Any]]:
     """Name → settings of each subset that the card's YAML names."""
-    found = re.match(r"---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", card, re.DOTALL)
+    found = card_settings(card)
     if found is None:
         return {}
-    _, value = parse_yaml(f"\n{found[1]}", f"{where}/{CARD}")  # lines count from ---
+    # Lines count from ---. Other parts of a card may have any keys, such as numbers of classes.
+    _, value = parse_yaml(f"\n{found}", f"{where}/{CARD}", text_keys=False)
     configs = value.get("configs") if isinstance(value, dict) else None
     if not configs:
         return {}
     if not isinstance(configs, list) or not all(
-        isinstance(one, dict) and isinstance(one.get("config_name"), str) for one in configs
+        isinstance(one, dict) and _name(one.get("config_name")) for one in configs
     ):
         raise ConfigError(
             f"{where}/{CARD}: `configs` must be a list of mappings with a config_name; name the "
             f"files instead: {where}/*.parquet"
         )
-    return {one["config_name"]: one for one in configs if isinstance(one, dict)}
+    return {_name(one["config_name"]): one for one in configs if isinstance(one, dict)}
+
+
+def _name(value: object) -> str:
+    """A name in a card, which YAML may read as a number (2012); empty: it is none."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_number or isinstance(value, str) else ""
 
 
 def _converted(names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -182,11 +195,11 @@ def _patterns(where: str, given: Any) -> dict[str, list[str]]:
     patterns: dict[str, list[str]] = {}
     for one in given if isinstance(given, list) else [given]:
         split, paths = (
-            (one.get("split"), one.get("path")) if isinstance(one, dict) else ("train", one)
+            (_name(one.get("split")), one.get("path")) if isinstance(one, dict) else ("train", one)
         )
         listed = paths if isinstance(paths, list) else [paths]
         texts = [path for path in listed if isinstance(path, str)]
-        if not isinstance(split, str) or len(texts) < len(listed):
+        if not split or len(texts) < len(listed):
             raise ConfigError(
                 f"{where}/{CARD}: `data_files` must be patterns, or a list of mappings with split "
                 f"and path; name the files instead: {where}/*.parquet"

@@ -26,25 +26,31 @@ def name_in(url: str) -> str:
     return url[found.end() :] if found else url
 
 
+def repository_in(url: str) -> str:
+    """OWNER/NAME of the dataset of a URL, without its revision; empty: it is not on the Hub."""
+    found = _REPOSITORY.match(url)
+    return found[1] if found else ""
+
+
 def make_repository(url: str) -> None:
     """Make the repository that a URL names, private, unless it is there; others decide who sees it.
 
     Raises:
         StoreError: It cannot be made.
     """
-    found = _REPOSITORY.match(url)
-    if found is None:
+    name = repository_in(url)
+    if not name:
         return
     from huggingface_hub import HfApi
 
     try:
         hub = HfApi()
-        if not hub.repo_exists(found[1], repo_type="dataset"):
-            hub.create_repo(found[1], repo_type="dataset", private=True, exist_ok=True)
+        if not hub.repo_exists(name, repo_type="dataset"):
+            hub.create_repo(name, repo_type="dataset", private=True, exist_ok=True)
     except Exception as error:  # the package has an error tree of its own
         said = " ".join(without_secrets(str(error), url).split())
         raise StoreError(
-            f"hf://datasets/{found[1]}: cannot be made: {type(error).__name__}: {said}; "
+            f"hf://datasets/{name}: cannot be made: {type(error).__name__}: {said}; "
             "log in with a token that may write (`hf auth login`, or HF_TOKEN), or make it on the "
             "site"
         ) from plain_cause(error, url)
@@ -59,8 +65,7 @@ def look_up(files: Any, path: str) -> JsonObject:
     Raises:
         FileNotFoundError: There is none.
     """
-    from huggingface_hub import HfApi
-    from huggingface_hub.hf_api import RepoFile
+    from huggingface_hub.hf_api import HfApi, RepoFile
 
     place = files.resolve_path(path)
     repository, inside = getattr(place, "repo_id", None), getattr(place, "path_in_repo", "")

@@ -47,12 +47,14 @@ def plot_runs(
         The file.
 
     Raises:
-        ConfigError: The suffix is another one, or there is nothing to draw.
+        ConfigError: No run is given, the suffix is another one, or there is nothing to draw.
         MissingExtraError: `.png` was given and matplotlib is not installed.
         OutputError: The file cannot be written.
     """
     if over not in ("step", "tokens"):
         raise ConfigError(f"over is {over!r}; expected step or tokens")
+    if not runs:
+        raise ConfigError("plot_runs: found no runs; give the folder of at least one")
     if output is None:
         first = Path(runs[0])
         output = (first.parent if first.is_file() else first) / "curves.html"
@@ -94,7 +96,8 @@ def write_png(panels: Sequence[Panel], output: Path, view: View) -> None:
     names = {curve.number: curve.run for panel in panels for curve in panel.curves}
     line = import_module("matplotlib.lines").Line2D
     handles = [
-        line([], [], color=colour(number), label=name) for number, name in sorted(names.items())
+        line([], [], color=colour(number), label=_plain(name))
+        for number, name in sorted(names.items())
     ]
     figure.axes[0].legend(handles=handles, fontsize=8)
     for axes in figure.axes[len(panels) :]:
@@ -106,7 +109,7 @@ def _draw(axes: Any, panel: Panel, view: View) -> None:
     log_x, log_y = is_log_x(panel, view), is_log_y(panel, view)
     for curve in panel.curves:
         _plot(axes, curve, half_life(panel, view), log_x, log_y)
-    axes.set_title(panel.title, fontsize=10)
+    axes.set_title(_plain(panel.title), fontsize=10)
     axes.set_xlabel("; ".join([panel.over, *notes_of(panel, view)]), fontsize=9)
     engineering: Any = import_module("matplotlib.ticker").EngFormatter
     axes.set_xscale("log" if log_x else "linear")
@@ -114,6 +117,11 @@ def _draw(axes: Any, panel: Panel, view: View) -> None:
     if not log_x:
         axes.xaxis.set_major_formatter(engineering(sep=""))
     axes.grid(alpha=0.3)
+
+
+def _plain(text: str) -> str:
+    """For matplotlib, which takes what stands between two $ for a formula."""
+    return text.replace("$", r"\$")
 
 
 def _plot(axes: Any, curve: Curve, half: float, log_x: bool, log_y: bool) -> None:

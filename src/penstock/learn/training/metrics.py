@@ -24,11 +24,7 @@ from penstock.learn.training.trackers import Tracker, TrackerName, open_trackers
 
 METRICS = "metrics.jsonl"
 MEMORY = 0.95
-"""Weight of the previous average in the running average of seconds per step."""
-
-_OF_THE_MACHINE = {
-    "seconds", "wait_seconds", "seconds_left", "tokens_per_second", "mfu", "peak_memory",
-}  # fmt: skip
+"""Weight of the previous sum in the running mean of seconds per step."""
 
 Record = Mapping[str, Any]
 
@@ -72,19 +68,21 @@ class Metrics:
     ) -> None:
         self.last: JsonObject = {}
         self._total, self._every, self._shown = total_steps, every, shown and progress
-        self._usual: float | None = None
+        self._usual, self._weight, self._steps = 0.0, 0.0, 0
         self._tokens: int | None = None
         self._trackers: list[Tracker] = []
         self._lines: JsonLines | None = None
-        self._again: dict[int, JsonObject] = {}
         if not shown:
             return
-        if log:
-            self._again = _records_after(run, done)
-            self._trackers = open_trackers(
-                log, run, done, project=log_project, name=log_name, config=config
-            )
-        self._lines = JsonLines(run / METRICS, done)
+        # Before the file, whose lines a start that a tracker refuses must not change.
+        self._trackers = open_trackers(
+            log, run, done, project=log_project, name=log_name, config=config
+        )
+        try:
+            self._lines = JsonLines(run / METRICS, done)
+        except OutputError:
+            self._close(failed=True)
+            raise
         self._line = ProgressLine(total_steps, done)
 
     def __enter__(self) -> Self:
@@ -92,11 +90,14 @@ class Metrics:
             self._line.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._shown:
             self._line.stop()
+        self._close(failed=kind is not None)
+
+    def _close(self, *, failed: bool) -> None:
         for tracker in self._trackers:
-            tracker.close()
+            tracker.close(failed)
         if self._lines is not None:
             self._lines.close()
 
@@ -114,20 +115,22 @@ class Metrics:
         if step % self._every == 0 or step == self._total or any(map(is_evaluation, record)):
             if self._lines is not None:
                 self._lines.see(self.last)
-            known = _without_times(self._again.pop(step, {})) == _without_times(self.last)
             for tracker in self._trackers:
-                if tracker.replaces or not known:
-                    tracker.see(self.last)
+                tracker.see(self.last)
         return self.last
 
     def _completion(self, record: Record) -> JsonObject:
         seconds = record["seconds"] + record["wait_seconds"]
-        self._usual = (
-            seconds if self._usual is None else MEMORY * self._usual + (1 - MEMORY) * seconds
-        )
+        self._steps += 1
+        if self._steps == 2:
+            # The first step of a start also compiles, measures and warms caches.
+            self._usual = self._weight = 0.0
+        self._usual = MEMORY * self._usual + (1 - MEMORY) * seconds
+        self._weight = MEMORY * self._weight + (1 - MEMORY)
+        usual = self._usual / self._weight
         added: JsonObject = {
             "percent": round(100 * record["step"] / self._total, 3),
-            "seconds_left": round(self._usual * (self._total - record["step"]), 1),
+            "seconds_left": round(usual * (self._total - record["step"]), 1),
         }
         if self._tokens is not None:
             added["tokens_per_second"] = round(
@@ -161,9 +164,7 @@ class JsonLines:
                 self._file.close()
                 _keep_until(self.path, self._done - 1)
                 self._file = self.path.open("a", encoding="utf-8")
-            self._file.write(
-                json.dumps({name: _plain(value) for name, value in record.items()}) + "\n"
-            )
+            self._file.write(json.dumps(_plain(record)) + "\n")
             self._file.flush()
         except OSError as error:
             raise OutputError(
@@ -204,22 +205,6 @@ def read_metrics(run: Path) -> list[JsonObject]:
     return records
 
 
-def _records_after(run: Path, done: int) -> dict[int, JsonObject]:
-    """What trackers got of the steps that a resumed run does again, or completes."""
-    if not (run / METRICS).is_file():
-        return {}
-    return {record["step"]: record for record in read_metrics(run) if record["step"] >= done}
-
-
-def _without_times(record: Record) -> Record:
-    """The figures that are the same when an interrupted step is done again."""
-    return {
-        name: value
-        for name, value in record.items()
-        if name not in _OF_THE_MACHINE and not name.endswith("/seconds")
-    }
-
-
 def _keep_until(path: Path, done: int) -> None:
     """Remove records after step `done`, and truncated lines; the file is replaced atomically."""
     if not path.exists():
@@ -246,4 +231,9 @@ def _record(line: str) -> JsonObject | None:
 
 
 def _plain(value: object) -> object:
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

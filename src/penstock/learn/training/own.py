@@ -15,14 +15,16 @@ holds rank 0's state; on resume all ranks get it, so the run continues exactly.
 
 import copy
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, final, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigError, StateError
-from penstock.core.json_values import JsonMapping, JsonObject
+from penstock.core.json_values import JsonMapping, JsonObject, JsonValue
 from penstock.learn.training.distributed import Ranks
 from penstock.models import LanguageModel, RowTensors
 from penstock.models.head import no_loss
@@ -68,7 +70,8 @@ class OnStep(Protocol):
             record: The step's figures, with those of evaluators that ran.
 
         Returns:
-            Figures to add to the record, the same on every rank; or None.
+            Figures to add to the record, the same on every rank: numbers, texts, and lists and
+            mappings of these; or None.
         """
 
 
@@ -76,7 +79,7 @@ class OwnEvaluator(Protocol):
     """An evaluation of the model."""
 
     def __call__(self, model: LanguageModel, ranks: Ranks) -> JsonMapping:
-        """Figures by name, the same on every rank; texts are for people.
+        """Figures by name, the same on every rank: numbers, and texts for people.
 
         Called without gradients, with the model in evaluation mode. Each rank can do its share,
         `ranks.place.rank` of `ranks.place.size`; `ranks.sum([…])` adds numbers over all ranks,
@@ -227,9 +230,42 @@ class EvaluatorOfOwn:
         """See `OwnEvaluator`."""
         with torch.no_grad():
             found = self._function(model, self._ranks)
-        if not isinstance(found, Mapping):
-            raise ConfigError(f"{self._where}: gave {found!r}, expected figures by name")
-        return dict(found)
+        return own_figures(found, self._where)
+
+
+def own_figures(found: object, where: str) -> JsonObject:
+    """Figures of the user's code as values of JSON: a number of NumPy, or a tensor of one element,
+    becomes a number of Python.
+
+    Raises:
+        ConfigError: These are no figures by name, or one is no value of JSON; begins with `where`.
+    """
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{where}: gave {found!r:.80}, expected figures by name")
+    return {
+        _name_of(name, where): _plain(value, f"{where}: figure {name!r:.40}")
+        for name, value in found.items()
+    }
+
+
+def _name_of(name: object, where: str) -> str:
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: gave a figure the name {name!r:.40}, expected a text")
+    return str(name)
+
+
+def _plain(value: object, where: str) -> JsonValue:
+    if isinstance(value, Mapping):
+        return {_name_of(name, where): _plain(one, where) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one, where) for one in value]
+    if isinstance(value, np.generic | np.ndarray | Tensor) and math.prod(value.shape) == 1:
+        return _plain(value.item(), where)
+    if value is None or isinstance(value, int | float | str):
+        return value
+    raise ConfigError(
+        f"{where}: is {value!r:.80}, expected a number, a text, or lists and mappings of these"
+    )
 
 
 @runtime_checkable

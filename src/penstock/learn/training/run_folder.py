@@ -10,6 +10,8 @@ exporting read.
     RUN/checkpoints/step-…/    complete ones only; each has the model in `model/`
     RUN/base/                  of a run that trains LoRA: the model it was added to; its checkpoints hold the LoRA alone
     RUN/metrics.jsonl          one record per line
+    RUN/trackers.json          the run's id in each tracker, if there are any: `penstock.learn.training.trackers`
+    RUN/sent.jsonl             which steps each tracker took
     RUN/lock                   locks the folder against a second training
 
 A folder in the Hugging Face layout is accepted wherever a run is.
@@ -36,6 +38,7 @@ from penstock.data.shards.tables.corpus import Corpus
 from penstock.learn.training.checkpoints import digest, newest_complete, read_manifest
 from penstock.learn.training.continued import CONTINUED, Continued
 from penstock.learn.training.metrics import METRICS
+from penstock.learn.training.trackers import KNOWN_RUNS, SENT, TENSORBOARD, WANDB
 from penstock.models.facts import FACTS, ModelFacts
 from penstock.tokenizers.chat_templates import template_beside
 from penstock.tokenizers.loading import load_tokenizer
@@ -46,6 +49,8 @@ MODEL = "model"
 BASE = "base"
 """Folder of the model that LoRA was added to."""
 LOCK = "lock"
+TENSORS = "tensors"
+"""Folder of `penstock.learn.training.tensor_logs`."""
 _BEGUN = {
     TOKENIZER_FOLDER,
     PROCESSOR_FOLDER,
@@ -55,7 +60,11 @@ _BEGUN = {
     CONTINUED,
     LOCK,
     RUN_FILE,
-    f"{RUN_FILE}.partial",
+    KNOWN_RUNS,
+    SENT,
+    TENSORBOARD,
+    WANDB,
+    TENSORS,
 }
 """Files of a run that has not trained yet."""
 _GIVE = "give the folder of a run (`penstock train`) or of a model of transformers"
@@ -298,7 +307,7 @@ def may_begin(path: Path, *, resume: bool) -> bool:
         raise OutputError(f"{path}: is a file; name a folder")
     found = list(path.iterdir()) if path.exists() else []
     names = {one.name for one in found if one.name != METRICS or one.stat().st_size}
-    if names <= _BEGUN:
+    if {name.removesuffix(".partial") for name in names} <= _BEGUN:
         return not (resume and RUN_FILE in names)
     if RUN_FILE not in names:
         raise OutputError(f"{path}: the folder is not empty and holds no run; choose another")

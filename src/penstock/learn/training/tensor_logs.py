@@ -25,9 +25,10 @@ from penstock.core.json_values import JsonObject
 from penstock.data.stores.files import usual_mode
 from penstock.learn.training.checkpoints import output_errors
 from penstock.learn.training.metrics import JsonLines
+from penstock.learn.training.run_folder import TENSORS
 from penstock.learn.training.settings import TensorLogSettings
 
-TENSORS, STATISTICS = "tensors", "statistics.jsonl"
+STATISTICS = "statistics.jsonl"
 
 
 @final

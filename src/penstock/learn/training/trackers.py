@@ -2,14 +2,18 @@
 MLflow; each is imported only when requested.
 
 `RUN/trackers.json` keeps the id of the run in each, so a resumed run continues its curves there.
+`RUN/sent.jsonl` has a line for each step that one of them took: what a killed run sent is known
+however often it is killed again, and what a tracker missed is sent when the step is done again.
 """
 
+import contextlib
 import json
 import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
 from textwrap import indent
@@ -19,7 +23,7 @@ from typing import Any, Literal, Protocol, final
 
 import yaml
 
-from penstock.core.errors import ConfigError, MissingExtraError, PenstockError
+from penstock.core.errors import ConfigError, MissingExtraError, OutputError, PenstockError
 from penstock.core.json_values import JsonMapping
 
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
@@ -27,10 +31,17 @@ TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
 _log = logging.getLogger("penstock.training")
 
-KNOWN_RUNS = "trackers.json"
+KNOWN_RUNS, SENT = "trackers.json", "sent.jsonl"
+TENSORBOARD, WANDB = "tensorboard", "wandb"
+"""Folders in the run's folder."""
 PROJECT = "penstock"
 _BATCH = 100
 """Parameters in one request to MLflow, which takes no more."""
+_OF_THE_MACHINE = frozenset(
+    {"seconds", "wait_seconds", "seconds_left", "percent", "tokens_per_second", "mfu",
+     "peak_memory"}
+)  # fmt: skip
+"""Figures that may differ where a step is done again; `percent` follows from the run's steps."""
 _UNKNOWN_TO_MLFLOW = re.compile(r"[^\w./ -]")
 
 
@@ -43,8 +54,8 @@ class Tracker(Protocol):
     def see(self, record: JsonMapping) -> None:
         """Take a record; its `step` is the number of steps done."""
 
-    def close(self) -> None:
-        """Write what is left."""
+    def close(self, failed: bool) -> None:
+        """Write what is left, and say whether the run has failed."""
 
 
 def open_trackers(
@@ -71,19 +82,32 @@ def open_trackers(
         MissingExtraError: A package is not installed.
         ConfigError: A tracker refuses to begin.
     """
-    start = _Start(run, done, project, name or run.name, config, _KnownRuns(run / KNOWN_RUNS))
+    known = _KnownRuns(run / KNOWN_RUNS)
+    start = _Start(run, done, project, name or run.name, config, known)
     begun: list[Tracker] = []
-    for tracker in names:
-        try:
-            begun.append(_Careful(tracker, _TRACKERS[tracker](start)))
-        except PenstockError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"training.log: {tracker} cannot begin: {error}; {_CURES[tracker]}, or leave "
-                f"{tracker} out"
-            ) from error
+    with contextlib.ExitStack() as on_error:
+        for tracker in names:
+            opened = _begin(tracker, start)
+            on_error.callback(opened.close, failed=True)
+            if opened.replaces:
+                begun.append(opened)
+                continue
+            sent = _SentSteps(run / SENT, [tracker, known.of(tracker)], done)
+            on_error.callback(sent.close)
+            begun.append(_EachOnce(opened, sent))
+        on_error.pop_all()
     return begun
+
+
+def _begin(name: TrackerName, start: "_Start") -> "_Careful":
+    try:
+        return _Careful(name, _TRACKERS[name](start))
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"training.log: {name} cannot begin: {error}; {_CURES[name]}, or leave {name} out"
+        ) from error
 
 
 @final
@@ -100,7 +124,9 @@ class TensorBoard:
         except ImportError:
             raise MissingExtraError("tensorboard", "tensorboard") from None
         self._writer: Any = SummaryWriter(
-            str(start.run / "tensorboard"), purge_step=start.done + 1 if start.done else None
+            str(start.run / TENSORBOARD),
+            # Also of a new run: it may have been killed before its first checkpoint.
+            purge_step=start.done + 1,
         )
         if start.config:
             # Four spaces make it code, as TensorBoard reads Markdown.
@@ -115,7 +141,7 @@ class TensorBoard:
             if isinstance(value, str):
                 self._writer.add_text(name, value, record["step"])
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
         """Write what is left."""
         self._writer.close()
 
@@ -150,9 +176,9 @@ class WandB:
         """Send all numbers of a record."""
         self._run.log({"step": record["step"], **dict(_figures(record))})
 
-    def close(self) -> None:
-        """Send what is left."""
-        self._run.finish()
+    def close(self, failed: bool) -> None:
+        """Send what is left; a run that has failed is shown as failed."""
+        self._run.finish(exit_code=int(failed))
 
 
 @final
@@ -177,8 +203,8 @@ class Trackio:
         """Write all numbers of a record."""
         self._run.log(dict(_figures(record)), step=record["step"])
 
-    def close(self) -> None:
-        """Write what is left."""
+    def close(self, failed: bool) -> None:
+        """Write what is left; trackio has no failed runs."""
         self._run.finish()
 
 
@@ -225,9 +251,9 @@ class MLflow:
             ],
         )
 
-    def close(self) -> None:
-        """Say that the run has ended."""
-        self._client.set_terminated(self._identity)
+    def close(self, failed: bool) -> None:
+        """Say that the run has ended, and how."""
+        self._client.set_terminated(self._identity, "FAILED" if failed else "FINISHED")
 
 
 @final
@@ -236,28 +262,123 @@ class _Careful:
 
     def __init__(self, name: str, tracker: Tracker) -> None:
         self.replaces = tracker.replaces
-        self._name, self._tracker, self._failed = name, tracker, False
+        self.failed = False
+        self._name, self._tracker = name, tracker
 
     def see(self, record: JsonMapping) -> None:
-        self._do(lambda: self._tracker.see(record), f"step {record['step']}")
-
-    def close(self) -> None:
-        self._do(self._tracker.close, "the end")
-
-    def _do(self, action: Callable[[], None], where: str) -> None:
-        if self._failed:
+        if self.failed:
             return
         try:
-            action()
+            self._tracker.see(record)
         except Exception as error:
-            self._failed = True
+            self.failed = True
             _log.warning(
-                "%s took no figures from %s on (%s); the run goes on, and its metrics.jsonl has "
-                "them all",
+                "%s took no figures from step %s on (%s); the run goes on, and its metrics.jsonl "
+                "has them all",
                 self._name,
-                where,
+                record["step"],
                 error,
             )
+
+    def close(self, failed: bool) -> None:
+        """Also after a failure: else the run would be shown as running."""
+        try:
+            self._tracker.close(failed)
+        except Exception as error:
+            _log.warning(
+                "%s could not be closed (%s) and may lack the last figures; metrics.jsonl has "
+                "them all",
+                self._name,
+                error,
+            )
+
+
+@final
+class _EachOnce:
+    """Leaves out steps that a tracker has already, with the same figures."""
+
+    replaces = False
+
+    def __init__(self, tracker: _Careful, sent: "_SentSteps") -> None:
+        self._tracker, self._sent = tracker, sent
+
+    def see(self, record: JsonMapping) -> None:
+        if not self._sent.has(record):
+            self._tracker.see(record)
+            if not self._tracker.failed:
+                self._sent.add(record)
+
+    def close(self, failed: bool) -> None:
+        self._tracker.close(failed)
+        self._sent.close()
+
+
+@final
+class _SentSteps:
+    """Which steps a tracker took, over all starts of the run.
+
+    Args:
+        path: The file, which all trackers share; it only grows.
+        to: The tracker's name, and the run's id there: another run there has none of them.
+        done: Steps that are done already.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+
+    def __init__(self, path: Path, to: Sequence[str | None], done: int) -> None:
+        self._path, self._to = path, list(to)
+        self._figures: dict[int, str] = {}
+        try:
+            if path.exists():
+                for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                    self._read(line, done)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise self._cannot(error) from error
+
+    def _read(self, line: str, done: int) -> None:
+        """Keep a line's figures, if it is of this tracker, and of a step that will be done again or
+        of the last one, which may be completed; a kill may have cut the line.
+        """
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            found = json.loads(line)
+            if found["to"] == self._to and found["step"] >= done:
+                self._figures[found["step"]] = found["figures"]
+
+    def has(self, record: JsonMapping) -> bool:
+        """Whether the tracker took this step, with these figures."""
+        return self._figures.pop(record["step"], None) == _digest(record)
+
+    def add(self, record: JsonMapping) -> None:
+        """The tracker took it."""
+        line = {"step": record["step"], "to": self._to, "figures": _digest(record)}
+        try:
+            # The line end comes first: the line before may have been cut by a kill.
+            self._file.write(f"\n{json.dumps(line)}")
+            self._file.flush()
+        except OSError as error:
+            raise self._cannot(error) from error
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _cannot(self, error: OSError) -> OutputError:
+        return OutputError(
+            f"{self._path}: cannot be written: {error.strerror}; make room, then resume"
+        )
+
+
+def _digest(record: JsonMapping) -> str:
+    """Of the figures that are the same when an interrupted step is done again."""
+    same = sorted(
+        (name, repr(value))
+        for name, value in _figures(record)
+        if name not in _OF_THE_MACHINE and not name.endswith("/seconds")
+    )
+    return blake2b(repr(same).encode(), digest_size=8).hexdigest()
 
 
 @final

@@ -43,7 +43,7 @@ from penstock.learn.training.loss_groups import LossGroups, LossSums, inner_of
 from penstock.learn.training.memory import check_room, no_room, rows_per_pass
 from penstock.learn.training.metrics import METRICS, read_metrics
 from penstock.learn.training.optimizers import Optimizers
-from penstock.learn.training.own import LossOfOwn, OwnState, load_on_step
+from penstock.learn.training.own import LossOfOwn, OwnState, load_on_step, own_figures
 from penstock.learn.training.path_checks import require_token_targets
 from penstock.learn.training.path_training import PathTraining, dropout_notice
 from penstock.learn.training.preparing import prepare
@@ -349,7 +349,8 @@ class Trainer:
                     record |= self._evaluate(names, interruption)
                     self._to_stop = self._asked(interruption)
                 if self._on_step is not None:
-                    record |= self._on_step(self.model, step, MappingProxyType(record)) or {}
+                    found = self._on_step(self.model, step, MappingProxyType(record))
+                    record |= {} if found is None else own_figures(found, "training.on_step")
                 if self.state.owed:
                     self.state.owed["record"] = record
                 yield step, record
@@ -466,7 +467,7 @@ class Trainer:
             "targets": self.totals.targets,
             "seconds": seconds,
             "wait_seconds": waited,
-            **self._utilisation.figures(rows, seconds + waited),
+            **self._utilisation.figures(step, seconds + waited),
         }
 
     def _read(self, nats: Tensor, norm: Tensor, interruption: Interruption) -> dict[str, float]:

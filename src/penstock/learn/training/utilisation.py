@@ -10,6 +10,7 @@ softmax. So the number compares runs, also with other trainers that count so.
 Source: PaLM, arXiv:2204.02311, appendix B; attention by document, causal.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache
@@ -44,19 +45,30 @@ PEAKS = {
     "RTX 3090": 71e12,
     "MI300X": 1307e12,
 }
-"""Products of bfloat16 a second, without sparsity, as the makers' data sheets say; by parts of the
+"""Products of bfloat16 a second, without sparsity, as the makers' data sheets say; by words of the
 devices' names, the longer ones first.
 """
+_SAME_PEAK = re.compile(
+    r"NVIDIA|GeForce|Tesla|AMD|Instinct|OAM|SXM\d?|PCIe|HBM\de?|\d+GB", re.IGNORECASE
+)
+"""Words of a name that leave the peak as it is. Others (NVL, Laptop, Ti, a MIG's size) may not."""
 _ROUTED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def peak_of(device: torch.device) -> float | None:
-    """Operations a second that a GPU could do in bfloat16; None: unknown."""
+    """Operations a second that a GPU could do in bfloat16; None: unknown, as where its name has
+    words that may make it another one.
+    """
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
+    words = re.split(r"[\s-]+", torch.cuda.get_device_name(device))
+    for known, peak in PEAKS.items():
+        named = known.split()
+        if set(named) <= set(words):
+            rest = [word for word in words if word not in named]
+            return peak if all(map(_SAME_PEAK.fullmatch, rest)) else None
+    return None
 
 
 @cache
@@ -105,10 +117,15 @@ class Operations:
         self._layers = Counter(_attention(model))
 
     def of(self, rows: Iterable[ModelInput]) -> float:
-        """Operations of some rows, forward and backward; padding counts for nothing."""
+        """Operations of some rows, forward and backward; padding counts for nothing.
+
+        Args:
+            rows: As a step has them, not joined: there padding is a document like others.
+        """
         total = 0.0
         for row in rows:
             assert row.cu_seqlens is not None
+            assert np.all(row.source_ids >= 0)
             ends = np.minimum(row.cu_seqlens, row.num_tokens).astype(np.int64)
             lengths = np.diff(ends)
             total += self.each_token * int(lengths.sum())
@@ -137,7 +154,7 @@ class Utilisation:
 
     def figures(self, rows: Iterable[ModelInput], seconds: float) -> dict[str, float]:
         """`mfu`, a share of the peak in the data sheet or else of the measured one, and
-        `peak_memory` in bytes where it is known.
+        `peak_memory` in bytes where it is known; see `Operations.of` for the rows.
         """
         rate = self._operations.of(rows) / self._share / seconds
         if self._measured:

@@ -245,8 +245,15 @@ def write_replies(
         )
 
     def fitted(room: int, images: ImageReader | None = None) -> list[Prompt]:
-        given = (template, opened.tokenizer)
-        return [fit_chat(one, *given, room=room, images=images) for one in conversations]
+        given, prompts = (template, opened.tokenizer), []
+        for number, one in enumerate(conversations):
+            try:
+                prompts.append(fit_chat(one, *given, room=room, images=images))
+            except RecordError as error:
+                if not several:
+                    raise
+                raise type(error)(f"Run.chat: conversation {number}: {error}") from error
+        return prompts
 
     if (unmasker := _unmasker_of(opened, unmasking)) is not None:
         how = _sampling(settings, own_sampling(opened.run))
@@ -268,29 +275,33 @@ def write_replies(
 
 def _conversations_of(messages: Any) -> tuple[list[Any], bool]:
     """Conversations of what `Run.chat` is given, and whether it was given several."""
-    if isinstance(messages, str):
-        return [[{"role": "user", "content": messages}]], False
-    if isinstance(messages, Mapping) or not isinstance(messages, Sequence):
+    is_list = isinstance(messages, Sequence) and not isinstance(messages, str)
+    if not is_list or not messages or any(isinstance(one, Mapping) for one in messages):
+        return [_conversation_of(messages, "Run.chat", ", or a list of those")], False
+    each = enumerate(messages)
+    return [_conversation_of(one, f"Run.chat: conversation {n}") for n, one in each], True
+
+
+def _conversation_of(given: Any, where: str, or_else: str = "") -> Any:
+    """The messages of one conversation; a text is a message of the user."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if isinstance(given, Mapping) or not isinstance(given, Sequence):
         raise ConfigError(
-            f"Run.chat: found {messages!r:.80}, expected a text or a list of messages, or a list "
-            "of those"
+            f"{where}: found {given!r:.80}, expected a text or a list of messages{or_else}"
         )
-    if messages and not any(isinstance(one, Mapping) for one in messages):
-        each = [_conversations_of(one) for one in messages]
-        if nested := next(
-            (one for one, (_, several) in zip(messages, each, strict=True) if several), None
-        ):
+    for number, message in enumerate(given):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ConfigError(
-                f"Run.chat: found {nested!r:.80} in a list of conversations, expected a text or a "
-                "list of messages"
+                f"{where}: message {number} is {message!r:.80}, expected a mapping with role and "
+                "content"
             )
-        return [conversation for [conversation], _ in each], True
-    if messages and isinstance(messages[-1], Mapping) and messages[-1].get("role") == "assistant":
+    if given and given[-1]["role"] == "assistant":
         raise ConversationError(
-            "Run.chat: the last message is the assistant's, so there is nothing to answer; leave "
+            f"{where}: the last message is the assistant's, so there is nothing to answer; leave "
             "it out, or add a message of the user"
         )
-    return [messages], False
+    return given
 
 
 def _unmask_all(

@@ -18,7 +18,7 @@ from penstock.learn.evaluation.tasks import TaskSettings
 from penstock.learn.generation.session import ChatSession
 from penstock.learn.training.curve_picture import plot_runs
 from penstock.learn.training.curves import Over, View
-from penstock.learn.training.metrics import read_metrics
+from penstock.learn.training.metrics import METRICS, read_metrics
 from penstock.learn.training.path_settings import REFERENCE_COLUMN
 from penstock.learn.training.run_folder import RunFolder
 from penstock.plan.loader.loader import Loader
@@ -92,7 +92,9 @@ class Run(RunFolder):
         ]
         if self.step is None:
             return card("Model in the Hugging Face layout", facts)
-        steps = [record for record in self.metrics if "loss" in record]
+        # A run without its metrics, such as a copy of its checkpoints, is a run all the same.
+        found = self.metrics if (self.path / METRICS).is_file() else []
+        steps = [record for record in found if "loss" in record]
         facts += [
             ("steps", f"{self.step:,}"),
             ("tokens in a row", self.trained_length or "unknown"),
@@ -102,7 +104,8 @@ class Run(RunFolder):
                 ("loss", f"{steps[-1]['loss']:.4f}"),
                 ("learning rate", f"{steps[-1]['learning_rate']:.3g}"),
             ]
-        return card("Run", facts, curve([record["loss"] for record in steps], "loss of each step"))
+        losses = [record["loss"] for record in steps]
+        return card("Run", facts, *([curve(losses, "loss of each step")] if losses else []))
 
     @property
     def metrics(self) -> list[JsonObject]:
@@ -232,8 +235,10 @@ class Run(RunFolder):
             The text of the reply; for a list of messages or conversations a list.
 
         Raises:
-            ConfigError: The run has no chat template, or a setting is unknown or out of range.
-            ConversationError: The last message does not fit the context.
+            ConfigError: The run has no chat template, `messages` are none, or a setting is unknown
+                or out of range.
+            ConversationError: The last message does not fit the context. Of several conversations,
+                the error says which.
         """
         return write_replies(self._open_model, messages, dict(settings))
 
