@@ -1,7 +1,10 @@
 """`make release`: what it writes, what it refuses, and that the workflows do what it says."""
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -102,3 +105,20 @@ def test_the_page_of_packages_names_what_is_installed():
             listed[extra] = {extra} if several else {one.strip() for one in all_packages}
     extras = project["optional-dependencies"]
     assert listed == {one: names(extras[one]) for one in extras if one not in ("dev", "docs")}
+
+
+def test_the_targets_that_it_makes_do_not_get_its_arguments(tmp_path):
+    code = "import pathlib, release; release.make('inner', pathlib.Path())"
+    (tmp_path / "Makefile").write_text(
+        f"outer:\n\t{sys.executable} -c \"{code}\"\ninner:\n\t@echo 'given [$(ARGS)]'\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "packaging")}
+    done = subprocess.run(
+        ["make", "outer", "ARGS=--steps x"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "given []" in done.stdout

@@ -57,6 +57,11 @@ def next_files(texts: dict[str, str], version: str, date: str, *, first: bool) -
     }
 
 
+def make(target: str, root: Path = ROOT) -> None:
+    """Make a target with settings of its own: `ARGS` of this program would reach it, too."""
+    subprocess.run(["make", target, "ARGS="], cwd=root, check=True)
+
+
 def outlived(sources: Iterator[tuple[str, str]], version: str) -> list[str]:
     """Files with a deprecated name that this version no longer has."""
     now = parsed(version)[:2]
@@ -109,9 +114,9 @@ def main() -> None:
             (ROOT / path).write_text(text, encoding="utf-8")
         for step in options.steps.split():
             say(f"make {step}")
-            subprocess.run(["make", step], cwd=ROOT, check=True)
+            make(step)
         say(f"kernels for {platform.machine()}, Python {platform.python_version()}")
-        subprocess.run(["make", "kernels"], cwd=ROOT, check=True)
+        make("kernels")
         shutil.rmtree(dist, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "hatchling", "build"], cwd=ROOT, check=True)
         git("commit", "-q", "-a", "-m", f"Release {version}")
