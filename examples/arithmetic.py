@@ -125,7 +125,7 @@ def learn(
             output=folder / "data",
             samples=SAMPLES,
             max_tokens=4,
-            seed=number << 20,
+            seed=number,
             threads=threads,
             progress=False,
         )

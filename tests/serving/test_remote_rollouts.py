@@ -19,7 +19,7 @@ from serving_makers import Running, running
 import penstock as ps
 from makers.processes import call_penstock
 from patience import PATIENCE_SECONDS, wait_for
-from penstock.core.errors import ConfigError, StateError
+from penstock.core.errors import ConfigError, RecordError, StateError
 from penstock.use.runs import engine_client, opening
 from penstock.use.runs.opening import load_opened, writer_of
 from penstock.use.serving import ServedModel
@@ -462,7 +462,7 @@ def test_ctrl_c_waits_for_nobody(little, run, tmp_path):
 )
 def test_what_is_refused(given, said, little, run, tmp_path):
     settings = {"environment": twice, "engine": little.url, **OPTIONS, **given}
-    with pytest.raises(ConfigError, match=said) as found:
+    with pytest.raises((ConfigError, RecordError), match=said) as found:
         run.rollouts(PROMPTS, output=tmp_path / "a", **settings)
     assert "hidden" not in str(found.value)
 

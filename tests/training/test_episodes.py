@@ -3,18 +3,20 @@ that learns from them.
 """
 
 import json
+import shutil
 import threading
 from concurrent.futures import Future
 
 import numpy as np
 import pytest
+import torch
 from test_preference_runs import data, model_for  # noqa: F401
 
 import penstock as ps
 from penstock.core.errors import ConfigError, RecordError, StateError
 from penstock.use.runs import journal
 from penstock.use.runs.daemon_threads import DaemonThreads
-from penstock.use.runs.environments import Environment
+from penstock.use.runs.environments import Environment, finite_number
 from penstock.use.runs.journal import Journal
 from penstock.use.runs.opening import Opened
 
@@ -76,22 +78,160 @@ def test_tools_that_the_template_does_not_write_are_refused(run, tmp_path, own):
     assert not list(tmp_path.iterdir())
 
 
-def test_tools_of_every_prompt_are_looked_at(run, tmp_path):
-    """The template may write those of the first prompt; here it writes none, and refuses the first
-    prompt or the first has none.
+def test_every_prompt_is_looked_at_before_anything_is_sampled(run, tmp_path):
+    """The template may write the tools of the first prompt; here it writes none, and the first has
+    none.
     """
-    run.export(tmp_path / "model")
-    template = tmp_path / "model" / "chat_template.jinja"
-    begins = "{% if messages[0].role != 'user' %}{{ raise_exception('no user') }}{% endif %}"
-    template.write_text(begins + template.read_text(encoding="utf-8"), encoding="utf-8")
-    strict = ps.open_run(tmp_path / "model")
     tools = [{"type": "function", "function": {"name": "add", "description": "Adds."}}]
-    asked = {"prompt": "say water", "tools": tools}
-    refused = {"messages": [{"role": "assistant", "content": "no first message"}], "tools": tools}
-    for prompts in (["say water", asked], [refused, asked]):
-        with pytest.raises(ConfigError, match="tools: the chat template writes none of them"):
-            strict.rollouts(prompts, output=tmp_path / "d", environment=twice, **OPTIONS)
-    assert {one.name for one in tmp_path.iterdir()} == {"model"}
+    long = [{"role": "user", "content": "water " * 300}]
+    answered = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for asked, kind, said in (
+        ({"prompt": "a", "tools": tools}, ConfigError, "tools: the chat template writes none"),
+        ({"prompt": "a", "tools": json.dumps(tools)}, ConfigError, "template writes none of them"),
+        ({"prompt": "a", "tools": "{"}, RecordError, "prompt 1: tools: .*not JSON"),
+        ({"messages": long}, RecordError, r"prompt 1: the prompt has \d+ tokens, but the context"),
+        ({"messages": answered}, RecordError, "prompt 1: its last message is the assistant's"),
+        ({"messages": [{"from": "human", "value": "a"}]}, RecordError, "message 0 has no role"),
+        ([answered[0]], RecordError, "prompt 1: found .*expected texts and records"),
+    ):
+        with pytest.raises(kind, match=said):
+            run.rollouts(["say water", asked], output=tmp_path / "d", environment=twice, **OPTIONS)
+    with pytest.raises(RecordError, match="prompts: found"):
+        run.rollouts({"prompt": "say"}, output=tmp_path / "d", environment=twice, **OPTIONS)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_the_reward_at_the_end_is_that_of_the_last_turn(run, tmp_path, turns):
+    """Also of trajectories of one turn, where others have rewards of turns."""
+
+    def environment(messages, reply, state):
+        state["turn"] = turn = state.get("turn", 0) + 1
+        ends = turn == 2 or (turns == 1 and len(reply["content"]) % 2)
+        if ends:
+            return 3.0 + turn
+        return [{"role": "user", "content": "more"}], 0.125
+
+    given = {**OPTIONS, "samples": 6}
+    found = run.rollouts(PROMPTS, output=tmp_path / "a", environment=environment, **given)
+    again = ps.prepare_trajectories(
+        tmp_path / "a.jsonl",
+        tokenizer=found.dataset.path / "tokenizer",
+        output=tmp_path / "b",
+        progress=False,
+    )
+    lengths = {len(one["steps"]) for one in lines(tmp_path / "a")[1:]}
+    assert lengths == ({1, 2} if turns == 1 else {2})
+    for document in [*found.dataset, *again]:
+        rewards = document.columns["turn_rewards"]
+        wanted = {0.125, 5.0} if turns == 2 else {0.125, 4.0, 5.0}
+        assert set(rewards[~np.isnan(rewards)]) <= wanted
+        assert max(rewards[~np.isnan(rewards)]) > 3
+
+
+def test_rounds_prepared_together_keep_their_prompts_apart(run, tmp_path):
+    for number, prompt in enumerate(PROMPTS[:2]):
+        run.rollouts(
+            [prompt], output=tmp_path / f"r{number}", environment=lambda m, r: 1.0, **OPTIONS
+        )
+    both = ps.prepare_trajectories(
+        [tmp_path / "r0.jsonl", tmp_path / "r1.jsonl"],
+        tokenizer=tmp_path / "r0" / "tokenizer",
+        output=tmp_path / "both",
+        progress=False,
+    )
+    assert len(both) == 2
+
+
+@pytest.mark.parametrize("content", ['{"prompt": "say water"}', '{"prompt": "a"}\n{"b": 1}', "x"])
+def test_a_file_of_another_kind_is_not_touched(run, tmp_path, content):
+    path = tmp_path / "p.jsonl"
+    path.write_text(content)
+    with pytest.raises(StateError, match=r"p\.jsonl: its first line is damaged, or it is no file"):
+        run.rollouts(PROMPTS, output=tmp_path / "p", environment=twice, **OPTIONS)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60, -1])
+def test_a_first_line_that_a_kill_cut(run, tmp_path, cut):
+    run.rollouts(PROMPTS, output=tmp_path / "a", environment=twice, **OPTIONS)
+    first = (tmp_path / "a.jsonl").read_bytes().split(b"\n")[0]
+    (tmp_path / "b.jsonl").write_bytes(first[:cut])
+    run.rollouts(PROMPTS, output=tmp_path / "b", environment=twice, **OPTIONS)
+    assert lines(tmp_path / "a")[0] == lines(tmp_path / "b")[0]
+
+
+def test_an_answer_of_a_tool_that_fills_the_context_ends_its_trajectory_alone(run, tmp_path):
+    asked = []
+
+    def environment(messages, reply, record, last, room):
+        asked.append((record["prompt"], last, room))
+        if last or record["prompt"] != "say pipe":
+            return 0.5
+        return [{"role": "user", "content": "water " * 300}], 0.25
+
+    found = run.rollouts(PROMPTS, output=tmp_path / "a", environment=environment, **OPTIONS)
+    assert found.prompts == 3
+    assert found.mean_reward == 0.5
+    assert [one[1] for one in asked if one[0] == "say pipe"].count(True) == 2
+    assert all(0 < room < 128 for _, last, room in asked if not last)
+    for one in lines(tmp_path / "a")[1:]:
+        assert len(one["steps"]) == 1
+        assert one["steps"][0].get("reward", 0.5) == 0.5
+
+
+def test_what_an_environment_does_to_a_reply_changes_no_prompt(run, tmp_path):
+    def takes(messages, reply, last):
+        reply.clear()
+        messages[0]["content"] = "nothing"
+        return 0.0 if last else [{"role": "user", "content": "more"}]
+
+    def leaves(messages, reply, last):
+        return 0.0 if last else [{"role": "user", "content": "more"}]
+
+    for history in ("sampled", "template"):
+        given = {"max_turns": 2, "history": history, **OPTIONS}
+        first = run.rollouts(PROMPTS, output=tmp_path / f"a{history}", environment=takes, **given)
+        other = run.rollouts(PROMPTS, output=tmp_path / f"b{history}", environment=leaves, **given)
+        for mine, theirs in zip(first.dataset, other.dataset, strict=True):
+            np.testing.assert_array_equal(mine.tokens, theirs.tokens)
+
+
+def test_filters_are_kept_with_the_file(run, tmp_path):
+    run.rollouts(PROMPTS, output=tmp_path / "a", environment=twice, top_k=5, **OPTIONS)
+    run.rollouts(PROMPTS, output=tmp_path / "b", environment=twice, **OPTIONS)
+    given = {"tokenizer": tmp_path / "a" / "tokenizer", "progress": False}
+    made = ps.prepare_trajectories(tmp_path / "a.jsonl", output=tmp_path / "c", **given)
+    assert made.sampling == {"top_k": 5}
+    with pytest.raises(ConfigError, match=r"sampled with .*top_k.* and with"):
+        ps.prepare_trajectories(
+            [tmp_path / "a.jsonl", tmp_path / "b.jsonl"], output=tmp_path / "d", **given
+        )
+
+
+def test_a_round_that_goes_on_says_so(run, tmp_path, caplog, monkeypatch):
+    caplog.set_level("INFO", logger="penstock.runs")
+    run.rollouts(PROMPTS, output=tmp_path / "a", environment=twice, **OPTIONS)
+    assert not caplog.messages
+    shutil.rmtree(tmp_path / "a")
+    run.rollouts(PROMPTS, output=tmp_path / "a", environment=twice, **OPTIONS)
+    [said] = caplog.messages
+    assert "6 of 6 trajectories are over" in said
+    shutil.rmtree(tmp_path / "a")
+    (tmp_path / "other.py").write_text("def judge(messages, reply):\n    return 1.0\n")
+    environment = f"{tmp_path / 'other.py'}:judge"
+    run.rollouts(PROMPTS, output=tmp_path / "a", environment=environment, **OPTIONS)
+    assert "the environment's code has changed" in caplog.messages[1]
+
+
+def test_numbers_that_are_rewards(run, tmp_path):
+    for number, given in enumerate((True, np.bool_(True), np.float32(1), torch.tensor(1))):
+        for name in ("environment", "reward"):
+            more = {name: lambda a, b, given=given: given}
+            found = run.rollouts(PROMPTS, output=tmp_path / f"{name}{number}", **more, **OPTIONS)
+            assert found.mean_reward == 1
+    for given in (None, "1", np.zeros(2), torch.tensor(float("nan"))):
+        assert finite_number(given) is None
 
 
 def test_their_file_can_be_prepared_again(run, tmp_path):
@@ -186,7 +326,7 @@ def test_what_an_environment_may_ask_for(run, tmp_path):
     assert {one[3] for one in seen if one[1] == 3} == {True}
     [document] = found.dataset
     rewards = document.columns["turn_rewards"]
-    assert sorted(set(rewards[~np.isnan(rewards)])) == [0.0, 0.25]
+    assert sorted(set(rewards[~np.isnan(rewards)])) == [0.25, 0.5]
     assert set(document.columns["policy_version"]) == {4}
 
 
@@ -234,7 +374,7 @@ def test_wrong_calls(run, tmp_path):
 
 def test_an_environment_that_takes_anything():
     found = Environment(lambda messages, reply, **more: float(more["last"]))
-    given = {"record": {}, "state": {}, "finish_reason": "stop", "last": True}
+    given = {"record": {}, "state": {}, "finish_reason": "stop", "last": True, "room": 0}
     assert found.answer([{"role": "assistant", "content": ""}], **given).reward == 1
 
 

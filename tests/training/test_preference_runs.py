@@ -211,6 +211,10 @@ def test_tokens_of_compared_answers_are_not_trained_alike(data, tmp_path):
         )
 
 
+def user(text):
+    return {"role": "user", "content": text}
+
+
 def judge(record, answer):
     return answer.count("e") + 2.0 * answer.count("water")
 
@@ -244,6 +248,45 @@ def test_rollouts_are_groups_with_rewards(data, rollouts):
             assert rewards[-1] == judge({}, answer)
     assert rollouts.mean_reward == pytest.approx(np.mean(rewards))
     assert len({tuple(document.tree.value("reward")) for document in dataset}) > 6
+
+
+def test_seeds_and_prompts_draw_apart(data, tmp_path):
+    """Also neighbours: a seed of one more, a prompt of one more."""
+    answers = set()
+    for seed in range(2):
+        found = ps.open_run(data / "base").rollouts(
+            ["water", "water"],
+            judge,
+            output=tmp_path / f"{seed}",
+            samples=4,
+            max_tokens=24,
+            seed=seed,
+            threads=1,
+            progress=False,
+        )
+        for document in found.dataset:
+            for path in range(4):
+                answers.add(tuple(document.tokens[document.tree.slots(path)]))
+    assert len(answers) == 16
+
+
+def test_tools_of_a_prompt_are_shown_to_the_model(data, tmp_path):
+    run = ps.open_run(data / "base")
+    run.export(tmp_path / "model")
+    template = tmp_path / "model" / "chat_template.jinja"
+    shows = "{% for tool in tools or [] %}tool {{ tool.function.name }}{% endfor %}"
+    template.write_text(shows + template.read_text(encoding="utf-8"), encoding="utf-8")
+    found = ps.open_run(tmp_path / "model").rollouts(
+        [{"messages": [user("a")], "tools": [{"name": "add"}]}],
+        judge,
+        output=tmp_path / "d",
+        samples=2,
+        max_tokens=4,
+        threads=1,
+        progress=False,
+    )
+    text = found.dataset.loaded_tokenizer.decode(found.dataset[0].tokens)
+    assert text.startswith("tool add<|im_start|>user")
 
 
 def test_the_sampler_and_training_agree_on_log_probabilities(data, rollouts):
@@ -500,6 +543,26 @@ def test_rounds_from_a_folder_of_transformers_keep_its_template(data, tmp_path, 
         ({"prompts": [{"text": "a"}]}, RecordError, "expected a text or messages in 'prompt'"),
         ({"prompts": [{"prompt": ["a"]}]}, RecordError, "expected a text or messages in 'prompt'"),
         ({"prompts": ["water " * 300]}, RecordError, "tokens; expected 1 to"),
+        # A reward judges an answer to all that was said: no turn is left out.
+        (
+            {"prompts": [{"messages": [user("water " * 60), user("pipe " * 60), user("more")]}]},
+            RecordError,
+            "prompt 0: has .* tokens; expected 1 to",
+        ),
+        ({"prompts": [{"messages": [{"content": "a"}]}]}, RecordError, "message 0 has no role"),
+        (
+            {"prompts": [{"messages": [user("a"), {"role": "assistant", "content": "b"}]}]},
+            RecordError,
+            "prompt 0: its last message is the assistant's",
+        ),
+        ({"prompts": [[user("a")]]}, RecordError, "prompt 0: found"),
+        ({"prompts": {"prompt": "a"}}, RecordError, "prompts: found"),
+        ({"samples": "4"}, ConfigError, "samples must be at least 2"),
+        (
+            {"prompts": [{"messages": [user("a")], "tools": [{"name": "add"}]}]},
+            ConfigError,
+            "prompt 0: tools: the chat template writes none of them",
+        ),
         ({"reward": lambda record, answer: float("nan")}, ConfigError, "expected a finite number"),
         ({"reward": lambda answer: 1.0}, ConfigError, "reward"),
         ({"reward": awaited}, ConfigError, "reward: found an async function, .*asyncio.run"),

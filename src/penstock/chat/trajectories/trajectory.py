@@ -141,7 +141,8 @@ class Trajectory:
         self.template, self.history = template, history
         self.messages: list[JsonObject] = []
         self.steps: list[Step] = []
-        self._tools = None if tools is None else read_tools(list(tools), "tools")
+        given = tools if tools is None or isinstance(tools, str | Mapping) else list(tools)
+        self._tools = read_tools(given, "tools")
         self._variables = variables
         self._texts = TokenTexts(self.tokenizer)
         stops = {*stop_ids, *([] if self.tokenizer.eos_id is None else [self.tokenizer.eos_id])}

@@ -24,6 +24,7 @@ from penstock.chat.trajectories.records import TrajectoryReader
 from penstock.chat.trajectories.trajectory import HISTORIES, History
 from penstock.core.errors import ConfigError, OutputError, RecordError
 from penstock.core.folders import local_path
+from penstock.core.json_values import JsonMapping
 from penstock.core.suggestions import suggests
 from penstock.core.terminal import Progress
 from penstock.data.prepare.probe import say
@@ -53,6 +54,11 @@ from penstock.tokenizers.loading import load_tokenizer
 
 SHARD_DOCUMENTS = 100_000
 """Groups after which a new shard begins."""
+DIGEST, SAMPLING, ENVIRONMENT = "digest", "sampling", "environment"
+HEADER = {DIGEST, SAMPLING, ENVIRONMENT}
+"""Fields of the first line of a round of rollouts: what it is of, with which filters it was
+sampled, and the code that judged.
+"""
 
 
 @suggests
@@ -164,6 +170,9 @@ def trees_of(
         ConfigError: Some have a number, such as a reward, that others lack.
     """
     every = [one for group in groups for one in group]
+    if any(one.step_rewards for one in every):
+        groups = [[_with_turn_rewards(one) for one in group] for group in groups]
+        every = [one for group in groups for one in group]
     numbers = {
         REWARD: [one.reward for one in every],
         ADVANTAGE: [one.advantage for one in every],
@@ -180,6 +189,14 @@ def trees_of(
         *([POLICY_VERSION] if _all_or_none("version", [one.version for one in every]) else []),
     ]
     return [_tree_of(group, names, columns, share, image_storage) for group in groups]
+
+
+def _with_turn_rewards(one: FinishedTrajectory) -> FinishedTrajectory:
+    """Where others have rewards of turns, the reward of one without them is that of its last."""
+    if one.step_rewards or one.reward is None:
+        return one
+    turns = 1 + max(number for path in one.paths for number in path.replies)
+    return replace(one, step_rewards=(*[0.0] * (turns - 1), one.reward))
 
 
 def _all_or_none(name: str, values: Sequence[object]) -> bool:
@@ -257,9 +274,16 @@ def _next_round(folder: Path) -> Path:
 
 
 def read_trajectories(
-    source: str | Path | Sequence[str | Path], reader: TrajectoryReader
+    source: str | Path | Sequence[str | Path],
+    reader: TrajectoryReader,
+    headers: list[JsonMapping] | None = None,
 ) -> Iterator[FinishedTrajectory | RecordError]:
     """The trajectories of files, in order; for a record that is none, why.
+
+    Args:
+        source: As for `prepare_trajectories`.
+        reader: Reads records.
+        headers: Gets the lines in which rounds of rollouts say what they are of.
 
     Raises:
         RecordError: A file cannot be read to its end.
@@ -270,8 +294,9 @@ def read_trajectories(
             yield from (RecordError(str(reject)) for reject in block.rejects)
             places = zip(block.files.tolist(), block.lines.tolist(), strict=True)
             for (file, line), record in zip(places, block.objects, strict=True):
-                if set(record) == {"digest"}:
-                    # The line in which a round of rollouts says what it is of.
+                if DIGEST in record and set(record) <= HEADER:
+                    if headers is not None:
+                        headers.append(record)
                     continue
                 yield from reader.read_all(
                     record, f"{part.files[file]}:{line}", file=part.addresses[file]
@@ -344,8 +369,9 @@ def prepare_trajectories(
     found: list[FinishedTrajectory] = []
     known: dict[bytes, LoadedImage] = {}
     skipped: list[RecordError] = []
+    headers: list[JsonMapping] = []
     with Progress("trajectories", total=None, unit="", enabled=progress) as bar:
-        for one in read_trajectories(source, reader):
+        for one in read_trajectories(source, reader, headers):
             if isinstance(one, RecordError):
                 if on_error == "stop":
                     raise one
@@ -359,6 +385,7 @@ def prepare_trajectories(
         output,
         found,
         tokenizer=loaded,
+        sampling=_sampling_of(headers),
         append=append,
         share=share,
         processor=processor,
@@ -367,6 +394,19 @@ def prepare_trajectories(
     if progress:
         say(summary(found, dataset, skipped))
     return dataset
+
+
+def _sampling_of(headers: Sequence[JsonMapping]) -> JsonMapping:
+    """The filters with which rounds were sampled, which a policy refuses.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    given = [one.get(SAMPLING, {}) for one in headers]
+    if different := [one for one in given if one != given[0]]:
+        shown = " and with ".join(str(one or "no filters") for one in (given[0], different[0]))
+        raise ConfigError(f"rounds were sampled with {shown}; prepare them apart")
+    return dict(given[0]) if given else {}
 
 
 def _with_known(one: FinishedTrajectory, known: dict[bytes, LoadedImage]) -> FinishedTrajectory:

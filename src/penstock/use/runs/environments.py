@@ -5,11 +5,14 @@
             return [{"role": "tool", "content": run(reply)}]      what the model gets to see next
         return float("42" in reply["content"])                    the trajectory is over, with its reward
 
-`([messages], reward)` gives a turn a reward of its own. With parameters of these names it is also
-given: `record`, that of the prompt; `state`, a dict of this trajectory alone; `finish_reason` of the
-reply; `last`, whether there is no room for another turn, so that it must judge now.
+`([messages], reward)` gives a turn a reward of its own; the number at the end is then that of the
+last turn. With parameters of these names it is also given: `record`, that of the prompt; `state`, a
+dict of this trajectory alone; `finish_reason` of the reply; `last`, whether there is no room for
+another turn, so that it must judge now; `room`, how many tokens its messages and the next reply may
+have. Where messages leave no room for a reply it is asked again, with `last`.
 """  # noqa: E501
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +20,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
-import numpy as np
-
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonMapping, JsonObject
 from penstock.models.own_code import check_signature, load_own_code
 
-_ALSO = ("record", "state", "finish_reason", "last")
+_ALSO = ("record", "state", "finish_reason", "last", "room")
 """What it is given if it has parameters of these names."""
 
 
@@ -68,6 +69,7 @@ class Environment:
         state: dict[str, Any],
         finish_reason: str,
         last: bool,
+        room: int,
     ) -> Answered:
         """What it makes of the last message.
 
@@ -75,9 +77,17 @@ class Environment:
             ConfigError: It gave something else than messages or a finite number; or messages where
                 there is no room for a turn.
         """
-        also = {"record": record, "state": state, "finish_reason": finish_reason, "last": last}
+        also = {
+            "record": record,
+            "state": state,
+            "finish_reason": finish_reason,
+            "last": last,
+            "room": room,
+        }
         chosen = {name: also[name] for name in self._also}
-        found = self._function([dict(one) for one in messages], dict(messages[-1]), **chosen)
+        # Copies: what it takes out of a call would be missing in the next prompt.
+        told = copy.deepcopy([dict(one) for one in messages])
+        found = self._function(told, copy.deepcopy(told[-1]), **chosen)
         answered = _answered(found)
         if last and answered.messages:
             raise ConfigError(
@@ -88,14 +98,14 @@ class Environment:
 
 
 def _answered(found: object) -> Answered:
-    if _is_number(found):
-        return Answered(reward=float(found))  # type: ignore[arg-type]
+    if (reward := finite_number(found)) is not None:
+        return Answered(reward=reward)
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], list):
-        if not _is_number(found[1]):
+        if (reward := finite_number(found[1])) is None:
             raise ConfigError(
                 f"environment: gave the reward {found[1]!r:.60}; expected a finite number"
             )
-        return Answered(_messages(found[0]), float(found[1]))
+        return Answered(_messages(found[0]), reward)
     if isinstance(found, list):
         return Answered(_messages(found))
     raise ConfigError(
@@ -117,6 +127,10 @@ def _messages(found: Sequence[object]) -> tuple[JsonObject, ...]:
     return tuple(messages)
 
 
-def _is_number(value: object) -> bool:
-    plain = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    return plain and math.isfinite(float(value))  # type: ignore[arg-type]
+def finite_number(value: object) -> float | None:
+    """A reward as a number; None: it is none. True is 1, and numbers of NumPy and tensors of one
+    element are read, too.
+    """
+    if not isinstance(value, int | float) and math.prod(getattr(value, "shape", (0,))) == 1:
+        value = getattr(value, "item", lambda: None)()
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

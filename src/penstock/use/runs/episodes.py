@@ -13,6 +13,7 @@ turn.
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
@@ -29,13 +30,16 @@ from penstock.core.randomness import key_for
 from penstock.core.terminal import Progress
 from penstock.data.prepare.trajectories import in_groups, write_trajectories
 from penstock.learn.generation.settings import Generated, Sampling
+from penstock.models.own_code import code_digest
 from penstock.use.runs.daemon_threads import DaemonThreads
 from penstock.use.runs.environments import Answered, Environment
 from penstock.use.runs.journal import Journal
 from penstock.use.runs.opening import Opened, chat_of, writer_of
 from penstock.use.runs.remote_sampler import RemoteEngine, RemoteSampler
-from penstock.use.runs.rollouts import Rollouts, messages_of, shown
+from penstock.use.runs.rollouts import Rollouts, messages_of, shown, unknown_tools
 from penstock.use.runs.samplers import EngineSampler, Sampler
+
+_log = logging.getLogger("penstock.runs")
 
 LOOK_SECONDS = 0.5
 """Longest time without a look at signals."""
@@ -54,10 +58,16 @@ class _Episode:
     record: JsonMapping
     new: list[JsonObject]
     """Messages that come next."""
+    said: Sequence[JsonMapping] = ()
+    """All messages up to the last reply."""
+    finish_reason: str = ""
+    """Of the last reply."""
     state: dict[str, Any] = field(default_factory=dict)
     turn: int = 0
     rewards: list[float | None] = field(default_factory=list)
     """Of its turns."""
+    is_full: bool = False
+    """Whether what came next left no room for a reply, so that the environment judges again."""
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -97,8 +107,9 @@ class EpisodeSettings:
 
     def __post_init__(self) -> None:
         for name in ("samples", "max_turns", "at_once"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+            given = getattr(self, name)
+            if not isinstance(given, int) or given < 1:
+                raise ConfigError(f"{name} must be at least 1, got {given!r}")
         if self.history not in HISTORIES:
             raise ConfigError(
                 f"history must be one of {', '.join(HISTORIES)}, got {self.history!r}"
@@ -150,16 +161,29 @@ def write_episodes(
         raise ConfigError(f"{folder}: is not empty; choose another folder")
     if not records:
         raise RecordError("there are no prompts")
+    if sampling.temperature == 0:
+        raise ConfigError(
+            "temperature is 0, so all trajectories of a prompt would be the same; give one above 0"
+        )
     asked = [_messages_of(record, number) for number, record in enumerate(records)]
-    _check_tools(opened, records, asked, settings)
     base = replace(sampling, logprobs=0, tempered_logprobs=True)
     count = len(records) * settings.samples
     sampler = _sampler(opened, engine, min(settings.at_once, count))
     try:
+        _check_prompts(opened, records, asked, settings, sampler.context_length)
         journal = Journal(
             folder.with_name(folder.name + ".jsonl"),
             _digest(records, settings, base, opened, engine, sampler),
+            sampling=json.loads(json.dumps(base.filters())),
+            environment=code_digest(environment),
         )
+        if journal.finished:
+            _log.info(
+                "%s: %d of %d trajectories are over, with the rewards that they were given then",
+                journal.path,
+                len(journal.finished),
+                count,
+            )
         with Progress("trajectories", total=count, unit="", enabled=progress) as bar, journal:
             bar.advance(len(journal.finished))
             work = _Work(opened, sampler, world, settings, base)
@@ -171,7 +195,7 @@ def write_episodes(
             )
             for episode, reward in work.run(begin):
                 with episode.named():
-                    record = _record_of(episode, reward, base, settings)
+                    record = _record_of(episode, reward, base, settings, journal.digest)
                     journal.add(episode.prompt, episode.sample, record)
                 bar.advance(1)
     finally:
@@ -232,6 +256,11 @@ class _Work:
     def _ask(self, episode: _Episode) -> None:
         with episode.named():
             ids = episode.trajectory.prompt(episode.new)
+            if len(ids) >= self._sampler.context_length:
+                # What has no reply is no part of a trajectory.
+                episode.is_full = True
+                self._judge(episode, last=True)
+                return
             key = key_for(self._base.seed, "episode", episode.prompt, episode.sample, episode.turn)
             number = self._sampler.submit(ids, replace(self._base, seed=key >> 1))
         self._sampled[number] = episode
@@ -251,18 +280,23 @@ class _Work:
                 raise failed[1]
 
     def _answer(self, episode: _Episode, written: Generated) -> None:
-        trajectory = episode.trajectory
         logs = [step.token for step in written.logprobs]
-        trajectory.reply(written.tokens, logs, finish_reason=written.finish_reason)
+        episode.trajectory.reply(written.tokens, logs, finish_reason=written.finish_reason)
+        episode.said, episode.finish_reason = episode.trajectory.messages, written.finish_reason
         # A reply needs a token at least, and messages some.
-        full = len(trajectory.ids) + 1 >= self._sampler.context_length
+        full = len(episode.trajectory.ids) + 1 >= self._sampler.context_length
+        self._judge(episode, last=full or episode.turn + 1 >= self._settings.max_turns)
+
+    def _judge(self, episode: _Episode, *, last: bool) -> None:
+        """Give the last reply to the environment."""
         future = self._threads.submit(
             self._environment.answer,
-            trajectory.messages,
+            episode.said,
             record=episode.record,
             state=episode.state,
-            finish_reason=written.finish_reason,
-            last=full or episode.turn + 1 >= self._settings.max_turns,
+            finish_reason=episode.finish_reason,
+            last=last,
+            room=0 if last else self._sampler.context_length - len(episode.trajectory.ids),
         )
         self._answered[future] = episode
 
@@ -283,8 +317,9 @@ class _Work:
             episode = self._answered.pop(future)
             with episode.named():
                 answered = _result(future)
-            episode.turn += 1
-            episode.rewards.append(answered.reward if answered.messages else None)
+            if not episode.is_full:
+                episode.turn += 1
+                episode.rewards.append(answered.reward if answered.messages else None)
             if answered.messages:
                 episode.new = list(answered.messages)
                 self._ask(episode)
@@ -298,39 +333,39 @@ class _Work:
             if future.done() and future.exception() is None:
                 answered = future.result()
                 if not answered.messages and answered.reward is not None:
-                    episode.rewards.append(None)
+                    if not episode.is_full:
+                        episode.rewards.append(None)
                     yield episode, answered.reward
 
 
-def _check_tools(
+def _check_prompts(
     opened: Opened,
     records: Sequence[JsonMapping],
     asked: Sequence[list[JsonObject]],
     settings: EpisodeSettings,
+    context_length: int,
 ) -> None:
-    """Refuse tools of which the model would not know, before anything is sampled.
+    """Refuse prompts without room for a reply, and tools of which the model would not know, before
+    anything is sampled.
 
     Raises:
+        RecordError: A prompt fills the context, or its messages or tools cannot be read.
         ConfigError: The template writes none of them.
     """
-    seen = set()
-    for record, messages in zip(records, asked, strict=True):
+    for number, (record, messages) in enumerate(zip(records, asked, strict=True)):
         tools = record.get("tools") or settings.tools
-        name = json.dumps(tools, sort_keys=True, default=repr)
-        if not tools or name in seen:
-            continue
-        given = [_trajectory(opened, one, settings) for one in (tools, None)]
         try:
-            with_tools, without = (one.prompt(messages) for one in given)
-        except ConversationError:
-            continue  # the trajectory says it with its place
-        seen.add(name)
-        if with_tools == without:
-            raise ConfigError(
-                "tools: the chat template writes none of them, so the model would not know of "
-                "them; take a model whose template does, or leave tools out and describe them "
-                "in a system message"
+            ids = _trajectory(opened, tools, settings).prompt(messages)
+            without = _trajectory(opened, None, settings).prompt(messages) if tools else ids
+        except ConversationError as error:
+            raise type(error)(f"prompt {number}: {error}") from error
+        if len(ids) >= context_length:
+            raise RecordError(
+                f"prompt {number}: the prompt has {len(ids)} tokens, but the context of "
+                f"{context_length} must hold it and at least one more token; shorten it"
             )
+        if tools and ids == without:
+            raise unknown_tools()
 
 
 def _trajectory(
@@ -377,15 +412,18 @@ def _messages_of(record: JsonMapping, number: int) -> list[JsonObject]:
 
 
 def _record_of(
-    episode: _Episode, reward: float, base: Sampling, settings: EpisodeSettings
+    episode: _Episode, reward: float, base: Sampling, settings: EpisodeSettings, digest: str
 ) -> JsonObject:
     record = episode.trajectory.record()
-    for step, own in zip(record["steps"], episode.rewards, strict=True):
-        if own is not None:
-            step["reward"] = own
+    if any(own is not None for own in episode.rewards):
+        # Where turns have rewards, they are what is learned from: the last one has that of the end.
+        for step, own in zip(record["steps"], [*episode.rewards[:-1], reward], strict=True):
+            if own is not None:
+                step["reward"] = own
     version = {} if settings.version is None else {"policy_version": settings.version}
     return {
-        "group": str(episode.prompt),
+        # Files of several rounds may be prepared together.
+        "group": f"{digest[:12]}/{episode.prompt}",
         "reward": reward,
         "temperature": base.temperature,
         **version,

@@ -226,7 +226,15 @@ def _records(
                 "[prompt]"
             )
         return list(read_records(prompts))
-    return [{"prompt": one} if isinstance(one, str) else one for one in prompts]
+    expected = "expected texts and records with `prompt` or `messages`, in a list"
+    if isinstance(prompts, Mapping):
+        raise RecordError(f"prompts: found {prompts!r:.80}, {expected}")
+    found: list[Mapping[str, Any]] = []
+    for number, one in enumerate(prompts):
+        if not isinstance(one, str | Mapping):
+            raise RecordError(f"prompt {number}: found {one!r:.80}, {expected}")
+        found.append({"prompt": one} if isinstance(one, str) else one)
+    return found
 
 
 def write_replies(

@@ -11,11 +11,13 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, final
 
 from penstock.core.errors import StateError
 from penstock.core.json_files import json_text
 from penstock.core.json_values import JsonMapping, JsonObject
+from penstock.data.prepare.trajectories import DIGEST, ENVIRONMENT, SAMPLING
 
 SYNC_SECONDS = 1.0
 """Time between two writes to the disk, at least."""
@@ -28,17 +30,28 @@ class Journal:
 
     Attributes:
         finished: (prompt, sample) → the record.
+        digest: Of prompts and settings.
 
     Args:
         path: The file.
         digest: Of prompts and settings.
+        sampling: Settings of the sampler that filter.
+        environment: Digest of the code that judges; None: unknown.
 
     Raises:
         StateError: The file is of others, or its first line is damaged.
     """
 
-    def __init__(self, path: Path, digest: str) -> None:
-        self.path, self._digest = path, digest
+    def __init__(
+        self,
+        path: Path,
+        digest: str,
+        *,
+        sampling: JsonMapping = MappingProxyType({}),
+        environment: str | None = None,
+    ) -> None:
+        self.path, self.digest = path, digest
+        self._more = {SAMPLING: dict(sampling), ENVIRONMENT: environment}
         self.finished: dict[tuple[int, int], JsonObject] = {}
         self._file: Any = None
         self._synced = 0.0
@@ -49,6 +62,8 @@ class Journal:
         damaged = end = 0
         for number, (begin, line) in enumerate(_lines(self.path)):
             # A line that was cut by a kill is the last.
+            if number == 0 and not line.endswith(b"\n"):
+                self._check_begun(line)
             if line.endswith(b"\n"):
                 end = begin + len(line)
                 if number == 0:
@@ -63,13 +78,28 @@ class Journal:
                 "%s: %d lines are damaged; what they held is sampled again", self.path, damaged
             )
 
+    def _check_begun(self, line: bytes) -> None:
+        """A first line that was cut; a file of another kind would be lost."""
+        begin = json_text({DIGEST: self.digest}, self.path).rstrip("}").encode()
+        if not begin.startswith(line) and not line.startswith(begin):
+            raise StateError(self._is_another())
+
+    def _is_another(self) -> str:
+        return (
+            f"{self.path}: its first line is damaged, or it is no file of a round of rollouts; "
+            "move it away, or choose another output"
+        )
+
     def _check(self, first: JsonObject) -> None:
-        if "digest" not in first:
-            raise StateError(
-                f"{self.path}: its first line is damaged; expected what its trajectories are of; "
-                "remove it, or choose another output"
+        if DIGEST not in first:
+            raise StateError(self._is_another())
+        if first.get(ENVIRONMENT, self._more[ENVIRONMENT]) != self._more[ENVIRONMENT]:
+            _log.warning(
+                "%s: the environment's code has changed; trajectories that are over keep the "
+                "rewards that they were given then; remove the file to sample all of them again",
+                self.path,
             )
-        if first["digest"] != self._digest:
+        if first[DIGEST] != self.digest:
             raise StateError(
                 f"{self.path}: is of other prompts, settings or another model; remove it, or "
                 "choose another output"
@@ -80,7 +110,7 @@ class Journal:
         begins = not self.path.is_file() or not self.path.stat().st_size
         self._file = self.path.open("a", encoding="utf-8")
         if begins:
-            self._write({"digest": self._digest})
+            self._write({DIGEST: self.digest, **self._more})
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,7 +8,7 @@ log-probability that the model gave each token at that temperature (the column `
 
 import inspect
 import json
-import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,9 +17,11 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock.chat.records.tools import read_tools
 from penstock.core.errors import ConfigError, RecordError
 from penstock.core.folders import local_path
 from penstock.core.json_values import JsonMapping, JsonObject
+from penstock.core.randomness import key_for
 from penstock.core.terminal import Progress
 from penstock.data.shards import TreeDocument, build_tree
 from penstock.data.shards.dataset import Dataset
@@ -31,6 +33,7 @@ from penstock.learn.generation.session import fit_chat
 from penstock.learn.generation.settings import Generated, Sampling
 from penstock.learn.training.path_settings import OLD_COLUMN
 from penstock.models.own_code import check_signature, load_own_code
+from penstock.use.runs.environments import finite_number
 from penstock.use.runs.opening import Opened, chat_of, writer_of
 
 Reward = Callable[..., float]
@@ -99,9 +102,10 @@ def write_rollouts(
         RecordError: A record has no prompt, or one that fills the context.
         OutputError: The folder is not empty, or cannot be written.
     """
-    if samples < 2:
+    given_samples: object = samples
+    if not isinstance(given_samples, int) or samples < 2:
         raise ConfigError(
-            f"samples must be at least 2, as answers to a prompt are compared; got {samples}"
+            f"samples must be at least 2, as answers to a prompt are compared; got {samples!r}"
         )
     if version is not None and version < 0:
         raise ConfigError(f"version must be 0 or more, got {version}")
@@ -135,7 +139,7 @@ def write_rollouts(
             part = range(begin, min(begin + together, len(prompts)))
             asked = [prompts[number] for number in part for _ in range(samples)]
             how = [
-                replace(base, seed=base.seed + number * samples + sample)
+                replace(base, seed=key_for(base.seed, "rollout", number, sample) >> 1)
                 for number in part
                 for sample in range(samples)
             ]
@@ -190,11 +194,35 @@ def messages_of(record: JsonMapping, number: int) -> list[JsonObject]:
         given = record.get(name)
         if isinstance(given, list | tuple) and given:
             if all(isinstance(one, Mapping) for one in given):
-                return [dict(one) for one in given]
+                return _open_conversation([dict(one) for one in given], number)
             break
     raise RecordError(
         f"prompt {number}: expected a text or messages in 'prompt', or 'messages'; it has "
         f"{', '.join(record)}"
+    )
+
+
+def _open_conversation(messages: list[JsonObject], number: int) -> list[JsonObject]:
+    """Messages that a reply may follow."""
+    for place, one in enumerate(messages):
+        if not isinstance(one.get("role"), str):
+            raise RecordError(
+                f"prompt {number}: message {place} has no role (it has {', '.join(one)}); expected "
+                "role and content"
+            )
+    if messages[-1]["role"] == "assistant":
+        raise RecordError(
+            f"prompt {number}: its last message is the assistant's, so there is nothing to answer; "
+            "leave it out of the prompt"
+        )
+    return messages
+
+
+def unknown_tools(where: str = "tools") -> ConfigError:
+    """The error of tools that a template does not write."""
+    return ConfigError(
+        f"{where}: the chat template writes none of them, so the model would not know of them; "
+        "take a model whose template does, or leave tools out and describe them in a system message"
     )
 
 
@@ -208,8 +236,11 @@ def _prompt_ids(opened: Opened, record: JsonMapping, number: int) -> list[int]:
                 f"prompt {number}: has messages, but {opened.run.path} has no chat template; "
                 "give texts"
             )
-        room = opened.context_length - 1
-        ids = list(fit_chat(messages, opened.template, opened.tokenizer, room=room).ids)
+        whole = partial(fit_chat, messages, opened.template, opened.tokenizer, room=sys.maxsize)
+        tools = read_tools(record.get("tools"), f"prompt {number}: tools")
+        ids = list(whole(tools=tools).ids)
+        if tools and ids == list(whole().ids):
+            raise unknown_tools(f"prompt {number}: tools")
     if not 0 < len(ids) < opened.context_length:
         raise RecordError(
             f"prompt {number}: has {len(ids)} tokens; expected 1 to {opened.context_length - 1}"
@@ -236,11 +267,11 @@ def _is_told(judge: Any) -> bool:
 def _judge(judge: Any, record: JsonMapping, answer: Generated, told: bool) -> float:
     text = answer.text
     found = judge(record, text, **({FINISH_REASON: answer.finish_reason} if told else {}))
-    if not isinstance(found, int | float | np.number) or not math.isfinite(float(found)):
+    if (number := finite_number(found)) is None:
         raise ConfigError(
             f"reward: gave {found!r:.60} for the answer {text!r:.60}; expected a finite number"
         )
-    return float(found)
+    return number
 
 
 def _tree_of(

@@ -455,7 +455,7 @@ def _grpo(front: Front, run_file: str, ranks: int, steps: int | None) -> Importe
     ]
     kept = [line for line in made.commands if "penstock prepare" not in line]
     done = str(front.values["output_dir"])
-    again = f"penstock rollouts {quoted(done)} {asked} --seed 1000000 -o {_NEXT}"
+    again = f"penstock rollouts {quoted(done)} {asked} --seed 1 -o {_NEXT}"
     trained = (
         f"{kept[-1].rpartition(' -o ')[0]} -o {quoted(f'{done}-2')} "
         f"--set {quoted(f'model=from:{done}')} --set data.sources.0.path={_NEXT}"
