@@ -48,6 +48,33 @@ def test_streamed_text_is_the_whole_text(pieces, stops):
     assert stream.stopped == stopped
 
 
+@settings(deadline=None, max_examples=300)
+@given(PIECES, STOPS, st.integers(0, 8))
+def test_a_stop_string_counts_if_it_ends_behind_the_minimum(pieces, stops, least):
+    stream, text = TextStream(stops), ""
+    for number, piece in enumerate(pieces):
+        text += stream.push(piece, may_stop=number >= least)
+        if stream.stopped:
+            break
+    data, before = b"".join(pieces), len(b"".join(pieces[:least]))
+    ends = [
+        (data.find(stop.encode(), max(0, before - len(stop.encode()) + 1)), stop) for stop in stops
+    ]
+    found = [(place + len(stop.encode()), place) for place, stop in ends if place >= 0]
+    assert stream.stopped == bool(found)
+    if not found:
+        text += stream.finish()
+        assert text.rstrip("\ufffd") == data.decode(errors="replace").rstrip("\ufffd")
+    else:
+        # What is complete first, with the token that completes it.
+        sizes = [len(b"".join(pieces[:number])) for number in range(len(pieces) + 1)]
+        first = min(end for end, _ in found)
+        token = next(number for number, size in enumerate(sizes) if size >= first)
+        place = min(place for end, place in found if end <= sizes[token])
+        shown = data[:place].decode(errors="replace")
+        assert text.rstrip("\ufffd") == shown.rstrip("\ufffd")
+
+
 def test_only_what_may_begin_a_stop_string_is_held_back():
     stream = TextStream(["\n\nUser:"])
     assert [stream.push(piece) for piece in (b"one\n", b"\n", b"Us", b"ed", b"!")] == [

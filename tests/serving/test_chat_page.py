@@ -1,6 +1,7 @@
 """The chat page in a headless Chromium, against a server."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from serving_makers import HTML, make_model, running
@@ -312,3 +313,18 @@ def test_a_reply_is_read_out_by_sentences(browser, tokenizer):
         assert page.run(spoken)[:3] == ["tiny: One.", "Two?", "Three"]
         assert "tokens" in page.run(spoken)[3]
         assert focused(page) == "conversation"  # who reads stays there
+
+
+def test_sliders_that_nobody_moved_leave_the_models_defaults(browser, tokenizer):
+    model = replace(make_model(tokenizer), sampling={"temperature": 0.33, "top_k": 7})
+    with running(model) as server:
+        page = visit(browser, server.url)
+        say(page, "Hi")
+        answered(page, 1)
+        sampling = server.engine.asked[-1][1]
+        assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.33, 1, 7)
+        moved = "field.value = '1.5'; field.dispatchEvent(new Event('input'))"
+        page.run(f"(field => {{ {moved} }})(temperature)")
+        say(page, "Hi")
+        answered(page, 2)
+        assert server.engine.asked[-1][1].temperature == 1.5

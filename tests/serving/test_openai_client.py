@@ -53,9 +53,35 @@ def test_prompts_of_all_kinds(server):
     assert [(ids, choice) for ids, _, choice in server.engine.asked[-4:]] == [
         ([5], 0),
         ([5], 1),
-        ([6, 7], 0),
-        ([6, 7], 1),
+        ([6, 7], 2),
+        ([6, 7], 3),
     ]
+    # With a seed, a prompt has the same replies wherever it stands.
+    server.post(prompt=["a", "a"], n=2, max_tokens=3, seed=5)
+    assert [choice for _, _, choice in server.engine.asked[-4:]] == [0, 1, 0, 1]
+
+
+def test_a_very_small_temperature(server):
+    """Clients write 0 so."""
+    for given, used in ((1e-7, 1e-6), (0, 0)):
+        assert server.post(prompt="a", max_tokens=3, temperature=given).status_code == 200
+        assert server.engine.asked[-1][1].temperature == used
+
+
+def test_a_long_prompt_leaves_the_others_their_tokens(server):
+    room = server.model.context_length
+    server.post(prompt=["a" * (room - 5), "b"])
+    first, second = (sampling.max_tokens for _, sampling, _ in server.engine.asked[-2:])
+    assert first == second == 16
+    assert server.post(prompt=[[5] * (room - 5), [6]], max_tokens=6).status_code == 400
+
+
+def test_conversations_are_not_counted(server):
+    """What does not fit is left out, however many turns there are."""
+    turns = [{"role": role, "content": "x"} for role in ("user", "assistant")] * 150
+    messages = [*turns, {"role": "user", "content": "a"}]
+    answer = server.post("/v1/chat/completions", messages=messages, max_tokens=3)
+    assert answer.status_code == 200
 
 
 def test_stream_of_a_completion(server):

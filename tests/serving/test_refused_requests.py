@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_makers import make_model, running
 
+from penstock.use.serving.settings import LEAST_BODY
+
 JSON = {"content-type": "application/json"}
 HI = [{"role": "user", "content": "Hi"}]
 CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -85,7 +87,7 @@ def test_completions_name_the_field(server, body, param):
         ({}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": "Hi"}, "messages"),
-        ({"messages": HI * 257}, "messages"),
+        ({"messages": HI * 4097}, "messages"),
         ({"messages": [*HI, 5]}, "messages.1"),
         ({"messages": [{"role": "alien", "content": "Hi"}]}, "messages.0.role"),
         ({"messages": [{"role": ["user"], "content": "Hi"}]}, "messages.0.role"),
@@ -151,7 +153,7 @@ def test_completions_name_the_field(server, body, param):
             "tool_choice",
         ),
         ({"messages": HI, "tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
-        ({"messages": HI, "tools": [{**TOOL, "function": {"name": "f", "strict": True}}]}, None),
+        ({"messages": HI, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
         (
             {
                 "messages": HI,
@@ -267,7 +269,7 @@ def test_content_type(server, kind):
 
 
 def test_large_bodies_are_refused_by_announcement_and_while_they_come(server):
-    large = b" " * (server.settings.body_bytes + 1)
+    large = b" " * (LEAST_BODY + 1)
     assert (
         refusal(server.http.post("/v1/completions", content=large, headers=JSON), 413)["code"]
         == "body_too_large"
@@ -282,7 +284,10 @@ def test_large_bodies_are_refused_by_announcement_and_while_they_come(server):
 
 def test_no_such_path_and_no_such_method(server):
     assert "no such path" in refusal(server.http.get("/v1/nothing"), 404)["message"]
-    assert "GET is not" in refusal(server.http.get("/v1/completions"), 405)["message"]
+    answer = server.http.get("/v1/completions")
+    assert "GET is not" in refusal(answer, 405)["message"]
+    assert answer.headers["allow"] == "POST"
+    assert answer.json()["error"]["code"] == "method_not_allowed"
     assert refusal(server.http.get("/docs"), 404)
     assert refusal(server.http.get("/openapi.json"), 404)
 

@@ -1,6 +1,7 @@
 """`/v1/responses` by OpenAI's client: text, functions, schemas, streams, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import jsonschema
 import openai
@@ -234,3 +235,11 @@ def test_a_stream_that_is_cut_ends_with_an_error(server):
         *_, last = client.responses.create(model="tiny", input="fail", stream=True)
     assert (last.type, last.code) == ("error", "internal_error")
     assert "the server failed" in last.message
+
+
+def test_an_answer_says_how_it_was_sampled(tokenizer):
+    model = replace(make_model(tokenizer), sampling={"temperature": 0.3, "top_p": 0.9})
+    with running(model) as server:
+        for given, said in (({}, (0.3, 0.9)), ({"temperature": 0.5}, (0.5, 0.9))):
+            answer = server.post("/v1/responses", input="Hi", **given).json()
+            assert (answer["temperature"], answer["top_p"]) == said

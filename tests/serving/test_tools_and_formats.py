@@ -106,6 +106,17 @@ def test_nothing_is_lost_of_what_is_malformed(name, step):
         assert split(name, text, step) == (text, [])
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "-1e999"])
+@pytest.mark.parametrize("name", ["hermes", "mistral", "llama"])
+def test_numbers_that_json_cannot_hold_are_no_arguments(name, number):
+    """They would be written as no JSON, which a client sends back and we refuse."""
+    text = WRITTEN[name].replace('"days": 3', f'"days": {number}')
+    assert number in text
+    content, calls = split(name, text, 1000)
+    assert content == text
+    assert not calls
+
+
 def test_families_are_told_by_templates():
     for name, shown in (
         ("hermes", "<tool_call>"),
@@ -482,6 +493,36 @@ def test_a_call_that_is_wanted_comes(writing, choice, allowed, stream):
         assert isinstance(arguments, dict)
         if call.function.name == "set":
             assert arguments in ({"level": "low"}, {"level": "high"})
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        {"$ref": "#/$defs/x", "$defs": {"x": {"properties": {"a": {"type": "integer"}}}}},
+        {"anyOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]}]},
+    ],
+)
+def test_arguments_are_an_object_also_where_no_type_says_so(writing, parameters):
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    asked = {"model": "tiny", "messages": HI, "tools": [tool], "max_tokens": 60}
+    with writing.openai() as client:
+        for seed in range(3):
+            said = client.chat.completions.create(
+                **asked, tool_choice="required", parallel_tool_calls=False, seed=seed
+            ).choices[0]
+            text = said.message.content or ""
+            assert said.message.tool_calls or text.startswith('[{"name": "f", "arguments": {')
+
+
+def test_strict_tools_that_may_be_called(calling):
+    """`openai`'s own parsing makes all tools strict; it checks what comes."""
+    tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    with calling.openai() as client:
+        said = client.chat.completions.create(
+            model="tiny", messages=HI, tools=tools, max_tokens=400
+        ).choices[0]
+    assert len(said.message.tool_calls) == 2
 
 
 def test_only_one_call_if_others_are_not_wanted(calling):

@@ -6,6 +6,7 @@ nothing is lost.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -279,7 +280,7 @@ def forced_schema(tools: Tools, most: int | None) -> JsonObject:
     limit = {} if most is None else {"maxItems": most}
     parameters = {
         f"tool{place}": _moved(
-            tool["function"].get("parameters") or {"type": "object"}, f"#/$defs/tool{place}"
+            _of_object(tool["function"].get("parameters") or {}), f"#/$defs/tool{place}"
         )
         for place, tool in enumerate(tools)
     }
@@ -296,6 +297,11 @@ def forced_schema(tools: Tools, most: int | None) -> JsonObject:
         for place, tool in enumerate(tools)
     ]
     return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **limit, "$defs": parameters}
+
+
+def _of_object(schema: JsonObject) -> JsonObject:
+    """A schema of arguments, which are an object also where it does not say so."""
+    return {"type": "object", **schema}
 
 
 def _moved(schema: object, place: str) -> Any:
@@ -334,10 +340,20 @@ def _between(text: str, begin: str, end: str, one: Callable[[str], tuple[Any, st
     return found
 
 
+def _finite(written: str) -> float:
+    """A number that JSON can hold: NaN and what is too large for a float cannot be written back."""
+    if not math.isfinite(number := float(written)):
+        raise ValueError(written)
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+
+
 def _json(text: str) -> tuple[Any, str]:
     """The value at the beginning of a text, and the rest."""
     text = text.lstrip()
-    value, end = json.JSONDecoder().raw_decode(text)
+    value, end = _DECODER.raw_decode(text)
     return value, text[end:]
 
 
@@ -353,14 +369,14 @@ def _call(given: Any) -> Call:
     """A call from its JSON."""
     arguments = given["arguments"] if "arguments" in given else given.get("parameters", {})
     if isinstance(arguments, str):
-        arguments = json.loads(arguments or "{}")
+        arguments = _DECODER.decode(arguments or "{}")
     if not isinstance(given["name"], str) or not isinstance(arguments, dict):
         raise TypeError(given)
     return Call(given["name"], _compact(arguments))
 
 
 def _compact(values: Mapping[str, object]) -> str:
-    return json.dumps(values, ensure_ascii=False)
+    return json.dumps(values, ensure_ascii=False, allow_nan=False)
 
 
 def _typed(value: str, function: str, name: str, tools: Tools) -> Any:
@@ -379,6 +395,6 @@ def _typed(value: str, function: str, name: str, tools: Tools) -> Any:
         # Some templates show the model Python's words.
         return _PYTHON[value]
     try:
-        return json.loads(value)
+        return _DECODER.decode(value)
     except ValueError:
         return value

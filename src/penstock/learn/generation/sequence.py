@@ -28,15 +28,25 @@ class TextStream:
     def __init__(self, stops: Iterable[str] = ()) -> None:
         self._stops = [text.encode() for text in stops]
         self._held = b""
+        self._passed = 0
+        """Bytes of what is held in which no stop string may end."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.stopped = False
 
     def push(self, data: bytes, *, may_stop: bool = True) -> str:
-        """Add the bytes of a token; returns the text that is certain now."""
+        """Add the bytes of a token; returns the text that is certain now. A stop string counts if it
+        ends in a token with `may_stop`.
+        """
         self._held += data
-        if not may_stop or not self._stops:
+        if not self._stops:
             return self._emit(len(self._held))
-        found = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if not may_stop:
+            self._passed = len(self._held)
+        found = [
+            place
+            for stop in self._stops
+            if (place := self._held.find(stop, max(0, self._passed - len(stop) + 1))) >= 0
+        ]
         if found:
             self.stopped = True
             return self._emit(min(found))
@@ -48,6 +58,7 @@ class TextStream:
 
     def _emit(self, count: int) -> str:
         certain, self._held = self._held[:count], self._held[count:]
+        self._passed = max(0, self._passed - count)
         return self._decoder.decode(certain)
 
     def _begun(self) -> int:

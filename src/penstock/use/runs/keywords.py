@@ -189,7 +189,7 @@ class ServeKeywords(OpeningKeywords, total=False):
     requests_per_client: int
     requests_per_second: float
     burst: int
-    body_bytes: int
+    body_bytes: int | None
     image_bytes: int
     images: int
     image_folder: str | None

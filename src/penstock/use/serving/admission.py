@@ -146,6 +146,8 @@ class Ask:
     """Number of alternatives for the log-probabilities of the prompts' own tokens; None: they are
     not asked for.
     """
+    is_seeded: bool = True
+    """Whether the client gave the seed: then equal prompts get equal replies."""
     writes: bool = True
     """False: only the prompts' own tokens are asked for."""
     schema: Compiled | None = None
@@ -208,9 +210,14 @@ class Generating:
 
     def _submit(self) -> None:
         for index in range(self.ask.choices):
-            prompt, choice = self.ask.prompts[index // self.ask.replies], index % self.ask.replies
+            prompt, reply = divmod(index, self.ask.replies)
+            choice = reply if self.ask.is_seeded else index
             self._open[index] = self._engine.submit(
-                prompt, self.ask.sampling, choice, self._listener(index), self.ask.images
+                self.ask.prompts[prompt],
+                self.ask.sampling,
+                choice,
+                self._listener(index),
+                self.ask.images,
             )
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:

@@ -39,7 +39,7 @@ from penstock.use.serving.responses import (
     unless_left,
 )
 from penstock.use.serving.served_model import ServedModel
-from penstock.use.serving.settings import ServeSettings
+from penstock.use.serving.settings import BYTES_OF_TOKEN, LEAST_BODY, ServeSettings
 from penstock.use.serving.token_texts import TokenTexts
 from penstock.use.serving.worker import EngineThread
 
@@ -189,7 +189,7 @@ class Service:
 
         def writer(asked: ResponsesRequest, ask: Ask) -> ResponsesWriter:
             return ResponsesWriter(
-                self.model.name, asked, ask.tokens_dropped, self._family(asked.chat)
+                self.model.name, asked, ask.sampling, ask.tokens_dropped, self._family(asked.chat)
             )
 
         return await self._answer(request, understand, writer)
@@ -206,8 +206,11 @@ class Service:
         understand: Callable[[dict[str, object]], tuple[Kind, Ask]],
         writer: Callable[[Kind, Ask], Writer],
     ) -> Response:
+        most = self.settings.body_bytes
+        if most is None:
+            most = max(LEAST_BODY, BYTES_OF_TOKEN * self.model.context_length)
         more = 0 if self.model.images is None else self.settings.image_bytes
-        body = await read_object(request, self.settings, self.settings.body_bytes + more)
+        body = await read_object(request, self.settings, most + more)
         self.admission.check()
         loop = asyncio.get_running_loop()
         asked, ask = await loop.run_in_executor(self._prompts, understand, body)
@@ -235,8 +238,11 @@ async def _no_route(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not allowed for this path",
     }
     refusal = Refusal(
-        error.status_code, message.get(error.status_code, str(error.detail)), code="not_found"
+        error.status_code,
+        message.get(error.status_code, str(error.detail)),
+        code="method_not_allowed" if error.status_code == 405 else "not_found",
     )
+    refusal.headers |= dict(error.headers or {})
     return refusal.response()
 
 

@@ -23,7 +23,7 @@ from pydantic import (
 from penstock.chat.calls import forced_schema
 from penstock.learn.generation import Sampling
 from penstock.learn.generation.session import Ending
-from penstock.learn.generation.settings import LEAST_REPETITION, MOST_REPETITION
+from penstock.learn.generation.settings import COLDEST, LEAST_REPETITION, MOST_REPETITION
 from penstock.use.serving.messages import MOST_TOOLS, Message, Strict, Tool, ToolChoice, read_choice
 from penstock.use.serving.refusals import Refusal, bad_request
 
@@ -52,8 +52,10 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "web_search_options": (),
 }
 """Fields that are not supported, with the values that have no effect."""
-OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
-"""Names that templates read and that are not variables of theirs."""
+OWN_VARIABLES = frozenset(
+    {"messages", "tools", "add_generation_prompt", "continue_final_message", "self"}
+)
+"""Names that templates read, or that rendering has, and that are not variables of theirs."""
 KINDS = frozenset(
     {
         "text",
@@ -203,7 +205,8 @@ class _Request(Strict):
     ) -> Sampling:
         """The sampling for the engine; without a seed, a random one is used."""
         return Sampling(
-            temperature=self.temperature,
+            # Clients write 0 as a very small number, too.
+            temperature=max(self.temperature, COLDEST) if self.temperature else 0.0,
             top_k=self.top_k if self.top_k is not None and self.top_k > 0 else None,
             repetition_penalty=self.repetition_penalty,
             top_p=self.top_p,
@@ -325,10 +328,6 @@ class ChatRequest(_Request):
             )
         if self.tool_choice.type in ("required", "function") and not self.callable:
             raise ValueError("tool_choice wants a call, but tools has no such function; add it")
-        if not self.callable and any(tool.function.strict for tool in self.tools):
-            raise ValueError(
-                "strict: true of a function is kept only if tool_choice wants a call; leave one out"
-            )
         if len({tool.function.name for tool in self.tools}) < len(self.tools):
             raise ValueError("two tools have the same name")
         if self.top_logprobs is not None and not self.logprobs:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import final
 
 from penstock.chat.calls import Call, Family, Splitter
-from penstock.learn.generation import Event
+from penstock.learn.generation import Event, Sampling
 from penstock.use.serving.refusals import Refusal, json_bytes
 from penstock.use.serving.response_requests import ResponsesRequest
 from penstock.use.serving.responses import Choice, as_tool_call
@@ -26,10 +26,17 @@ class ResponsesWriter:
     sends_all = False
 
     def __init__(
-        self, model: str, asked: ResponsesRequest, tokens_dropped: int, family: Family | None
+        self,
+        model: str,
+        asked: ResponsesRequest,
+        sampling: Sampling,
+        tokens_dropped: int,
+        family: Family | None,
     ) -> None:
-        """Args: `family`: how the model writes calls; None: nothing is taken for a call."""
-        self._asked, self._dropped = asked, tokens_dropped
+        """Args: `sampling`: with the model's defaults; `family`: how the model writes calls; None:
+        nothing is taken for a call.
+        """
+        self._asked, self._sampling, self._dropped = asked, sampling, tokens_dropped
         self._splitter = Splitter(
             family, asked.chat.offered, None if asked.parallel_tool_calls else 1
         )
@@ -182,7 +189,7 @@ class ResponsesWriter:
         ]
 
     def _response(self, status: str, usage: Json | None) -> Json:
-        asked, chat = self._asked, self._asked.chat
+        asked = self._asked
         text = {"format": {"type": "text"}}
         if asked.text is not None and asked.text.format is not None:
             text = {"format": asked.text.format.model_dump(by_alias=True, exclude_none=True)}
@@ -203,14 +210,14 @@ class ResponsesWriter:
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "store": False,
-            "temperature": chat.temperature,
+            "temperature": self._sampling.temperature,
             "text": text,
             "tool_choice": asked.tool_choice,
             "tools": [
                 {"description": None, "parameters": None, **tool.model_dump()}
                 for tool in asked.tools
             ],
-            "top_p": chat.top_p,
+            "top_p": self._sampling.top_p,
             "truncation": asked.truncation,
             "usage": None if usage is None else _usage(usage),
             "tokens_dropped": self._dropped,

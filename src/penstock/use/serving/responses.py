@@ -248,6 +248,8 @@ class CompletionWriter(Chunks):
             "model": model,
         }
         self._offsets: dict[int, Offsets] = {}
+        self._lengths: dict[int, int] = {}
+        """Characters of each choice so far."""
 
     def whole(self, choices: Sequence[Choice], usage: Json) -> Json:
         """A `text_completion`."""
@@ -275,6 +277,7 @@ class CompletionWriter(Chunks):
         if not self.echo and self._prompts is None:
             return []
         opened = {**self._prompt(index), "finish_reason": None if self._writes else "length"}
+        self._lengths[index] = len(opened["text"])
         return [{**self._head, "choices": [{**opened, **self._ids([]), **self._prompt_ids(index)}]}]
 
     def scored(self, prompts: Sequence[list[Json]]) -> None:
@@ -298,6 +301,11 @@ class CompletionWriter(Chunks):
         """A `text_completion` with a piece of the text."""
         tokens = [] if logprobs is None else [logprobs]
         choice = self._choice(index, event.text, tokens, event.finish_reason)
+        self._lengths[index] = self._lengths.get(index, 0) + len(event.text)
+        if event.finish_reason is not None and choice["logprobs"] is not None:
+            # What a stop string cut off is not in the text.
+            offsets, most = choice["logprobs"]["text_offset"], self._lengths[index]
+            choice["logprobs"]["text_offset"] = [min(place, most) for place in offsets]
         return [{**self._head, "choices": [{**choice, **self._ids([event.token])}]}]
 
     def closing(self, usage: Json) -> list[Json]:

@@ -63,7 +63,7 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def described(self) -> dict[str, object]:
-        """The entry in `/v1/models`; the last four fields are our additions."""
+        """The entry in `/v1/models`; the last five fields are our additions."""
         return {
             "id": self.name,
             "object": "model",
@@ -72,6 +72,7 @@ class ServedModel:
             "context_length": self.context_length,
             "parameters": self.parameters,
             "has_chat": self.template is not None,
+            "sampling": dict(self.sampling),
             "reads_images": self.images is not None and self.images.processor.medium == "image",
         }
 
@@ -105,13 +106,13 @@ class ServedModel:
                 "context_length_exceeded",
             )
         self._check_ids(request)
-        sampling = self._sampling(
-            request, max(1, min(most, self.context_length - longest)), request.logprobs
-        )
+        # Each prompt's own room limits its reply, too.
+        sampling = self._sampling(request, max(1, most), request.logprobs)
         return Ask(
             prompts=prompts,
             sampling=sampling,
             replies=request.n,
+            is_seeded=request.seed is not None,
             scored=request.logprobs if request.echo else None,
             writes=most > 0,
         )
@@ -184,6 +185,7 @@ class ServedModel:
             prompts=[prompt.ids],
             sampling=sampling,
             replies=request.n,
+            is_seeded=request.seed is not None,
             tokens_dropped=prompt.tokens_dropped,
             images=prompt.images,
         )

@@ -12,6 +12,10 @@ from typing import final
 from penstock.core.errors import ConfigError
 
 _MAY_BE_ZERO = {"port", "waiting", "requests_per_second", "grace_seconds"}
+LEAST_BODY, BYTES_OF_TOKEN = 1 << 18, 16
+"""Body of a request by default: bytes at least, and for each token of the context, whose id or text
+and the JSON around it they hold.
+"""
 _SECONDS = {"waiting_seconds", "body_seconds"}
 """Settings that may be any number above 0."""
 
@@ -43,8 +47,10 @@ class ServeSettings:
     burst: int = 100
     """Maximum requests that one key or address may send at once after a pause."""
 
-    body_bytes: int = 1 << 18
-    """Maximum size of a request's body, without images."""
+    body_bytes: int | None = None
+    """Maximum size of a request's body, without images; None: 16 bytes for each token of the
+    context, 256 KiB at least.
+    """
     image_bytes: int = 20 << 20
     """How much larger the body may be if the model reads images, as base64."""
     images: int = 16
@@ -55,7 +61,7 @@ class ServeSettings:
     """
     body_seconds: float = 10.0
     """Maximum time for sending the headers of a request, and then for its body."""
-    messages: int = 256
+    messages: int = 4096
     """Maximum messages of a conversation."""
     max_tokens: int = 4096
     """Maximum tokens that can be requested for one reply."""

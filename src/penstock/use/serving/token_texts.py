@@ -116,15 +116,17 @@ def as_completion(tokens: Sequence[Json], offsets: Offsets, most: int | None = N
     return {
         "tokens": [token["token"] for token in tokens],
         "token_logprobs": [token["logprob"] for token in tokens],
-        "top_logprobs": [_alternatives(token["top_logprobs"]) for token in tokens],
+        "top_logprobs": [_alternatives(token) for token in tokens],
         "text_offset": places if most is None else [min(place, most) for place in places],
     }
 
 
-def _alternatives(tokens: Sequence[Json] | None) -> Json | None:
+def _alternatives(token: Json) -> Json | None:
     """Text → log-probability; of tokens that look alike, such as parts of characters, the
-    likeliest.
+    likeliest. The token itself is there, too, so they may be one more than asked for.
     """
-    return (
-        None if tokens is None else {token["token"]: token["logprob"] for token in reversed(tokens)}
-    )
+    others = token["top_logprobs"]
+    if others is None:
+        return None
+    found = {one["token"]: one["logprob"] for one in reversed(others)}
+    return {**found, token["token"]: found.get(token["token"], token["logprob"])}

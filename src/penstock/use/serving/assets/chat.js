@@ -48,6 +48,8 @@ async function findModel() {
   document.title = `${model.id} · penstock chat`;
   [...$("starters").children].forEach((button, i) => { button.textContent = STARTERS[model.has_chat][i]; });
   $("starters").hidden = false;
+  for (const [name, own] of Object.entries(model.sampling ?? {}))
+    if ($(name)?.type === "range" && !$(name).dataset.moved) { $(name).value = own; showValue($(name)); }
   $("attach").hidden = !(model.reads_images && model.has_chat);
   tell("");
 }
@@ -151,8 +153,11 @@ function follow(change) {
 
 function settings() {
   const asked = {model: model.id, stream: true, stream_options: {include_usage: true}};
-  for (const name of ["temperature", "top_p", "min_p", "top_k", "max_tokens", "seed"])
-    if ($(name).value !== "") asked[name] = Number($(name).value);
+  for (const name of ["temperature", "top_p", "min_p", "top_k", "max_tokens", "seed"]) {
+    // A slider that nobody moved leaves the model's own default.
+    const own = name in (model.sampling ?? {}) && $(name).type === "range" && !$(name).dataset.moved;
+    if ($(name).value !== "" && !own) asked[name] = Number($(name).value);
+  }
   return asked;
 }
 
@@ -281,6 +286,10 @@ function fit() {
   $("input").style.height = `${$("input").scrollHeight + 2}px`;
 }
 
+function showValue(range) {
+  document.querySelector(`output[for="${range.id}"]`).value = range.value;
+}
+
 function openSettings(open, field = "system") {
   $("settings").hidden = !open;
   $("open-settings").setAttribute("aria-expanded", String(open));
@@ -322,9 +331,9 @@ $("key").addEventListener("change", () => findModel().catch(error => tell(error.
 for (const button of $("starters").children)
   button.addEventListener("click", () => { $("input").value = button.textContent; fit(); send(); });
 for (const output of document.querySelectorAll("output")) {
-  const range = $(output.htmlFor.value), update = () => { output.value = range.value; };
-  range.addEventListener("input", update);
-  update();
+  const range = $(output.htmlFor.value);
+  range.addEventListener("input", () => { range.dataset.moved = "yes"; showValue(range); });
+  showValue(range);
 }
 connecting = connect().finally(() => { connecting = null; });
 Promise.race([connecting, new Promise(done => setTimeout(done, AGAIN))])
