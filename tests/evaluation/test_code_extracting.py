@@ -36,7 +36,20 @@ ADD = "def add(a, b):\n    return a + b\n"
     ],
 )
 def test_the_function_is_found(reply: str) -> None:
-    assert code_of_reply(reply, "add").strip() == ADD.strip()
+    assert code_of_reply(reply, ("add",)).strip() == ADD.strip()
+
+
+def test_a_draft_in_the_models_thoughts_is_not_the_reply() -> None:
+    draft = "<think>\n```python\ndef add(a, b):\n    return a - b\n```\nNo.\n</think>\n"
+    assert code_of_reply(f"{draft}```python\n{ADD}```", ("add",)) == ADD
+    assert code_of_reply(f"{draft}\n{ADD}", ("add",)).strip() == ADD.strip()
+
+
+def test_the_block_with_most_names_wins() -> None:
+    part, whole = "class Pair:\n    pass\n", f"class Pair:\n    pass\n\n\n{ADD}"
+    calls = "add(1, 2)\n" * 9
+    reply = f"```python\n{part}```\n```python\n{whole}```\n```python\n{calls}```"
+    assert code_of_reply(reply, ("Pair", "add")) == whole
 
 
 def test_blocks_keep_order_and_language() -> None:

@@ -231,6 +231,19 @@ def test_mbpp_prompts_are_as_published(sandbox: Sandbox) -> None:
         mbpp_problems([_mbpp(2), _mbpp(3), _mbpp(11)], 3, "file")
 
 
+def test_tests_that_a_reply_repeats_are_not_its_code(sandbox: Sandbox) -> None:
+    hub = mbpp_plus_problem(HUB_PLUS, "file")
+    for problem, code in (
+        (mbpp_problems([_mbpp(11)], 0, "file")[0], "def add(x):\n    return x + 11\n"),
+        (hub, f"{HUB_PLUS['code']}\n"),
+    ):
+        name = problem.names[0]
+        checks = "".join(f"assert {name} is not None  # {n}\n" for n in range(9))
+        reply = f"Here:\n\n```python\n{code}```\n\nIt passes:\n\n```python\n{checks}```\n"
+        outcome = outcome_of(sandbox, problem, problem.of_reply(reply))
+        assert outcome.passed, outcome
+
+
 def test_records_of_another_benchmark_are_refused() -> None:
     with pytest.raises(RecordError, match=r"'prompt'.*test_list"):
         humaneval_problem(_mbpp(11), "file")

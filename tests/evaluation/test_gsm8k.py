@@ -31,10 +31,26 @@ from penstock.learn.generation import Generated
         ("#### 4\n#### 5", "4"),
         ("3.0", "3"),
         ("1,234,567 km/h", "1234567"),
+        ("The answer is:\n- 18", "18"),
+        ("Final answer - 18", "18"),
+        ("Week 2 − 14 eggs", "14"),
+        ("5 + 3 - 26 = - 18", "-18"),
+        ("#### - 18", "-18"),
+        ("#### **$ 1,000**", "1000"),
+        (r"#### \$18", "18"),
+        ("I must end with #### and the number. 3 boxes of 4 make 12.\n#### 12", "12"),
+        ("I end with #### and the number: 3 boxes, so 12.", "12"),
     ],
 )
 def test_the_number_at_the_end(text, number):
     assert final_number(text) == Decimal(number)
+
+
+def test_a_reply_ends_with_its_answer():
+    draft = "<think>3 + 4, so #### 8? No.</think>\n"
+    assert final_number(draft + "It is 7.", chat=True) == 7
+    assert final_number("First #### 8, but no:\n#### 7", chat=True) == 7
+    assert final_number("#### 7\nProblem 2: one more?\n#### 8") == 7
 
 
 def test_no_number():
@@ -59,6 +75,9 @@ class Written:
 
     def prompt_ids(self, text):
         self.asked.append(text)
+        return [1]
+
+    def chat_ids(self, messages):
         return [1]
 
     def write(self, prompts, sampling):
@@ -132,3 +151,9 @@ def test_real_problems_have_numbers(real_data):
         == Decimal(one["answer"].split("####")[1].strip().replace(",", ""))
         for one in made._test
     )
+
+
+def test_a_chats_last_mark_is_scored(tmp_path):
+    made = task(write_gsm8k(tmp_path, 1), shots=0, chat=True)
+    (answer,) = made.answer(Written(None, ["#### 8, no\n#### 0"]), made.problems())
+    assert answer.score == 1

@@ -16,6 +16,7 @@ from makers.models import tiny_model
 from makers.tokenizers import CHAT_CONTROLS, CHATML, tiny_tokenizer
 from penstock.chat import load_template
 from penstock.core.errors import ConfigError
+from penstock.learn.evaluation.lm_eval_tasks import results_of
 from penstock.learn.generation import Sampling
 from penstock.models.exporting import export
 from penstock.models.saving import load_model
@@ -230,6 +231,92 @@ def test_settings_of_generation(settings: dict[str, Any], expected: Sampling) ->
     assert sampling_of(settings) == expected
 
 
+def test_repeats_are_drawn_each_for_itself_with_a_cache_too(
+    pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    """Though the task says no `do_sample`, without which lm-eval takes texts for greedy."""
+    from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
+
+    drawn = {
+        **WRITE,
+        "repeats": 3,
+        "generation_kwargs": {"until": ["."], "max_gen_toks": 6, "temperature": 1.0},
+        "filter_list": [{"name": "all", "filter": [{"function": "take_first_k", "k": 3}]}],
+        "process_results": lambda _, texts: seen.append([*texts[0]]) or {"n": 1.0},
+        "metric_list": [{"metric": "n", "aggregation": "mean", "higher_is_better": True}],
+    }
+    found = []
+    for seed, cache in ((0, None), (0, tmp_path), (0, tmp_path), (1, tmp_path)):
+        seen: list[list[str]] = []
+        run_lm_eval([drawn], pair[0].subject, limit=2, seed=seed, cache=cache)
+        found.append(seen)
+    assert found[0] == found[1] == found[2] != found[3]
+    assert all(len({*texts}) == 3 for texts in found[0])
+
+
+def test_settings_given_besides_a_task_are_used(
+    pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
+    from penstock.learn.evaluation.subject import Subject
+
+    asked = []
+    write = Subject.write
+    monkeypatch.setattr(
+        Subject,
+        "write",
+        lambda self, prompts, sampling, **more: (
+            asked.append(sampling) or write(self, prompts, sampling, **more)
+        ),
+    )
+    subject = pair[0].subject
+    run_lm_eval([WRITE, CHOICE], subject, limit=2, temperature=0.7, max_tokens=3)
+    run_lm_eval([WRITE], subject, limit=2)
+    assert [(one.temperature, one.max_tokens) for one in asked] == [(0.7, 3), (0.0, 6)]
+    with pytest.raises(ConfigError, match=r"own_choice: scores given texts.*max_tokens"):
+        run_lm_eval([CHOICE], subject, max_tokens=3)
+
+
+def test_shots_that_a_task_fixes_are_noted(pair: tuple[Any, Any]) -> None:
+    from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
+
+    fixed, own = {**CHOICE, "task": "fixed", "num_fewshot": 0}, CHOICE
+    found = run_lm_eval([fixed, own], pair[0].subject, limit=2, shots=1)
+    assert {one.notes for one in found} == {
+        ("fixed fixes 0 solved problems; shots 1 has no effect",)
+    }
+
+
+def test_a_control_token_of_the_task_ends_a_text(pair: tuple[Any, Any]) -> None:
+    """One that is none of the model's own stops; what transformers' model writes is the same."""
+    from penstock.learn.evaluation.lm_eval_model import LmEvalModel
+    from penstock.learn.evaluation.subject import Subject
+
+    known, theirs = pair[0].subject, pair[1]
+    ours = LmEvalModel(
+        Subject(
+            known.model, known.tokenizer, context_length=LENGTH, stop_ids=(known.tokenizer.eos_id,)
+        )
+    )
+    ids, end = ours.tok_encode("cat near"), known.tokenizer.special_tokens["<|im_end|>"]
+    likeliest = int(theirs.model(torch.tensor([ids])).logits[0, -1].argmax())
+    asked = [("cat near", {"until": ["<|im_end|>", "Q:"], "max_gen_toks": 5})]
+    (before,) = ours.generate_until(requests("generate_until", *asked), disable_tqdm=True)
+    assert before
+    with torch.no_grad():
+        for model in (known.model, theirs.model):
+            weights = next(one for one in model.parameters() if one.shape[0] > end)
+            kept = weights[end].clone()
+            weights[end] = 2 * weights[likeliest]
+            try:
+                one = ours if model is known.model else theirs
+                found = one.generate_until(requests("generate_until", *asked), disable_tqdm=True)
+            finally:
+                weights[end] = kept
+            assert found == [""]
+    assert ours.generate_until(requests("generate_until", *asked), disable_tqdm=True) == [before]
+
+
 def test_unknown_settings_of_generation_are_refused() -> None:
     from penstock.learn.evaluation.lm_eval_model import sampling_of
 
@@ -361,19 +448,18 @@ def test_answers_are_taken_up(pair: tuple[Any, Any], tmp_path: Path) -> None:
             for name in ("model", "tokenizer", "context_length", "stop_ids", "template")
         },
         begin_ids=subject.begin_ids,
+        notes=(),
         num_cut=0,
         fingerprint=subject.fingerprint,
     )
     again = run_lm_eval([CHOICE, WRITE], broken, limit=5, cache=tmp_path)
     assert [(one.name, one.score) for one in again] == [(one.name, one.score) for one in first]
     broken.fingerprint = lambda: "another model"
-    with pytest.raises(AttributeError, match="log_likelihoods"):
+    with pytest.raises(ConfigError, match=r"own_choice: AttributeError.*log_likelihoods"):
         run_lm_eval([CHOICE], broken, limit=5, cache=tmp_path)
 
 
 def test_groups_have_their_tasks() -> None:
-    from penstock.learn.evaluation.lm_eval_tasks import results_of
-
     found = {
         "results": {
             "a": {"alias": "a", "acc,none": 0.5, "acc_stderr,none": 0.1, "sample_len": 4},
@@ -413,7 +499,7 @@ def test_what_lm_eval_refuses_is_told(pair: tuple[Any, Any]) -> None:
     from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
 
     subject = pair[0].subject
-    with pytest.raises(ConfigError, match="lm-eval: Unknown config shape"):
+    with pytest.raises(ConfigError, match=r"task without a name: .*Unknown config shape"):
         run_lm_eval([{"output_type": "generate_until"}], subject)
     with pytest.raises(ConfigError, match=r"own_writing.*unsafe.*in"):
         run_lm_eval([{**WRITE, "unsafe_code": True}], subject)
@@ -434,3 +520,93 @@ def test_data_that_the_hub_does_not_give_are_an_error_with_its_cure(
     monkeypatch.setattr(lm_eval, "simple_evaluate", unreachable)
     with pytest.raises(ConfigError, match=r"'allenai/ai2_arc'.*come"):
         run_lm_eval([CHOICE], pair[0].subject)
+
+
+NO_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
+)
+
+
+def test_a_system_message_that_the_template_refuses_is_left_out_and_noted(
+    pair: tuple[Any, Any],
+) -> None:
+    from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
+    from penstock.learn.evaluation.subject import Subject
+
+    known = pair[0].subject
+    subject = Subject(
+        known.model, known.tokenizer, context_length=LENGTH, stop_ids=known.stop_ids,
+        template=load_template(NO_SYSTEM, tokenizer=known.tokenizer),
+    )  # fmt: skip
+    plain = {**CHOICE, "num_fewshot": 0}
+    described = {**plain, "description": "Pick one.\n\n"}
+    first, *_ = run_lm_eval([described], subject, limit=3, chat=True)
+    due, *_ = run_lm_eval([plain], subject, limit=3, chat=True)
+    assert first.notes == ("the chat template refuses a system message, so it was left out",)
+    assert (first.score, due.notes) == (due.score, ())
+
+
+def needs_a_package(**_: Any) -> None:
+    raise ModuleNotFoundError("No module named 'langdetect'", name="langdetect")
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ({**CHOICE, "doc_to_texxt": "x"}, "TypeError: .*doc_to_texxt"),
+        ({**CHOICE, "doc_to_text": "{{nothing.here}}"}, "UndefinedError: 'nothing'"),
+        ({**CHOICE, "doc_to_text": "{{text"}, "TemplateSyntaxError: "),
+        ({**CHOICE, "test_split": "nosplit"}, "KeyError: nosplit; check .*file"),
+        ({**CHOICE, "num_fewshot": 50}, "AssertionError: .*2 that are available.*shots"),
+        ({**CHOICE, "doc_to_choice": ["", "a", "b", "c"]}, "IndexError: "),
+        ({**CHOICE, "metric_list": [{"metric": "accuracyy"}]}, "KeyError: a metric has no known"),
+        (
+            {**CHOICE, "metric_list": [{"metric": "acc", "aggregation": "meann"}]},
+            "the aggregation of metric acc is not one of lm-eval's",
+        ),
+        (
+            {
+                **WRITE,
+                "filter_list": [
+                    {"name": "x", "filter": [{"function": "regex", "regex_pattern": "(("}]}
+                ],
+            },
+            "error: missing \\)",
+        ),
+        (
+            {**CHOICE, "custom_dataset": needs_a_package},
+            "ModuleNotFoundError: .*pip install langdetect",
+        ),
+    ],
+)
+def test_mistakes_in_tasks_are_told_with_the_task(
+    pair: tuple[Any, Any], task: dict[str, Any], message: str
+) -> None:
+    from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
+
+    with pytest.raises(ConfigError, match=f"{task['task']}: {message}"):
+        run_lm_eval([task], pair[0].subject, limit=2)
+
+
+def test_files_of_tasks_that_are_damaged_or_missing(pair: tuple[Any, Any], tmp_path: Path) -> None:
+    from penstock.learn.evaluation.lm_eval_tasks import LmEvalTasks
+
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("task: bad\n  foo: [\n")
+    with pytest.raises(ConfigError, match=r"bad.yaml: ScannerError"):
+        LmEvalTasks([str(bad)], folder=tmp_path)
+    with pytest.raises(ConfigError, match=r"nowhere: there is no such folder"):
+        LmEvalTasks(["bad"], folder=tmp_path / "nowhere")
+
+
+def test_groups_have_the_tasks_of_groups_without_a_score() -> None:
+    one = {"acc,none": 0.5, "acc_stderr,none": 0.1}
+    found = {
+        "results": {"a": one, "b": one, "c": one, "inner": {"alias": "inner"}, "outer": one},
+        "groups": {"outer": one},
+        "group_subtasks": {"outer": ["inner", "c"], "inner": ["a", "b"]},
+        "n-samples": {name: {"original": 9, "effective": 3} for name in "abc"},
+    }
+    (outer,) = results_of(found, 1.0, 0)
+    assert [*outer.groups] == ["a", "b", "c"]
+    assert outer.count == 9

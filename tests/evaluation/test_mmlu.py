@@ -62,6 +62,15 @@ def test_files_with_letters_and_with_numbers_are_the_same(tmp_path):
     assert letters.fingerprint() == numbers.fingerprint()
 
 
+def test_files_may_begin_with_a_byte_order_mark(tmp_path):
+    plain = task(write_mmlu(tmp_path / "plain", {"law": 3}))
+    for header in (False, True):
+        folder = write_mmlu(tmp_path / f"marked {header}", {"law": 3}, header=header)
+        for path in folder.rglob("*.csv"):
+            path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        assert task(folder).fingerprint() == plain.fingerprint()
+
+
 def test_missing_shots_are_an_error(tmp_path):
     folder = write_mmlu(tmp_path, {"law": 3, "art": 3}, solved=4)
     with pytest.raises(ConfigError, match=r"4.*solved.*questions.*5"):

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError, PenstockError, RecordError
 from penstock.learn.evaluation.mmlu import _of_hub
-from penstock.learn.evaluation.recognition import converted, task_of
-from penstock.learn.evaluation.tasks import TASKS, TaskSettings, make_task
+from penstock.learn.evaluation.recognition import converted, task_of, task_of_file
+from penstock.learn.evaluation.tasks import TASKS, TaskSettings, make_task, options_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:code that a model wrote runs WITHOUT a sandbox")
 
@@ -106,7 +106,7 @@ def data_for(task: str, form: str, folder: Path) -> Path:
 
 
 def make(task: str, data: Path) -> Any:
-    return make_task(TaskSettings(name=task, data=str(data), unsafe=True))
+    return make_task(TaskSettings(name=task, data=str(data), unsafe="unsafe" in options_of(task)))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -279,3 +279,13 @@ def test_task_of() -> None:
         task_of(other)
         for other in ({}, {"text": "a"}, [1], None, {"question": "a", "answer": None})
     ] == [None] * 5
+
+
+def test_files_that_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    for task in ("gsm8k", "mbpp"):
+        place = data_for(task, task, tmp_path / task)
+        plain = make(task, place)
+        for path in [place] if place.is_file() else [*place.glob("*.jsonl")]:
+            path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        assert make(task, place).fingerprint() == plain.fingerprint()
+    assert task_of_file(tmp_path / "gsm8k/test.jsonl") == "gsm8k"

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from evaluation_makers import make_subject, write_mmlu
+from evaluation_makers import make_subject, write_gsm8k, write_mmlu
 
 from makers.texts import write_texts
 from penstock.core.errors import ConfigError, StateError
@@ -16,7 +16,7 @@ from penstock.learn.evaluation import results as running
 from penstock.learn.evaluation.bits_per_byte import BitsPerByte, windows
 from penstock.learn.evaluation.mmlu import Mmlu
 from penstock.learn.evaluation.results import Results, run_task, table, weighted_mean
-from penstock.learn.evaluation.tasks import TaskSettings, make_task
+from penstock.learn.evaluation.tasks import Answer, TaskSettings, make_task, settings_of_all
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +68,53 @@ def test_answers_of_something_else_are_refused_by_name(tmp_path, tokenizer):
     path.write_text(path.read_text() + "broken\n")
     with pytest.raises(StateError, match=r"answers.jsonl:5.*JSON"):
         run_task(mmlu(folder), subject, answers=path, progress=False)
+
+
+def test_other_shots_are_named_before_the_data_that_they_change(tmp_path, tokenizer):
+    folder, path = write_gsm8k(tmp_path / "data", 3), tmp_path / "answers.jsonl"
+    made = [
+        make_task(TaskSettings(name="gsm8k", data=str(folder), shots=shots, max_tokens=3))
+        for shots in (0, 1)
+    ]
+    run_task(made[0], make_subject(tokenizer), answers=path, progress=False)
+    with pytest.raises(StateError, match=r"another shots \(0, now 1\)"):
+        run_task(made[1], make_subject(tokenizer), answers=path, progress=False)
+
+
+def test_answers_of_a_version_that_kept_all_settings_are_taken(tmp_path, tokenizer):
+    folder, path = write_mmlu(tmp_path / "data", {"law": 3}), tmp_path / "answers.jsonl"
+    run_task(mmlu(folder), make_subject(tokenizer), answers=path, progress=False)
+    first, rest = path.read_text().split("\n", 1)
+    old = json.loads(first) | {"samples": 1, "temperature": 0.0, "max_tokens": 512, "overlap": None}
+    path.write_text(f"{json.dumps(old)}\n{rest}")
+    assert run_task(mmlu(folder), make_subject(tokenizer), answers=path, progress=False).count == 3
+
+
+def test_a_model_that_is_not_finite_has_no_score(tmp_path, tokenizer):
+    subject, path = make_subject(tokenizer), tmp_path / "answers.jsonl"
+    with torch.no_grad():
+        next(subject.model.parameters()).fill_(math.nan)
+    with pytest.raises(StateError, match=r"NaN.*earlier checkpoint"):
+        run_task(
+            mmlu(write_mmlu(tmp_path / "data", {"law": 3})), subject, answers=path, progress=False
+        )
+
+
+def test_answers_are_json_whatever_their_numbers(tmp_path, tokenizer, monkeypatch):
+    made, path = mmlu(write_mmlu(tmp_path / "data", {"law": 3})), tmp_path / "answers.jsonl"
+    scores = iter([1.0, math.nan, -math.inf])
+    made.answer = lambda subject, problems: [
+        Answer(problem=one.name, score=next(scores), detail=[-math.inf]) for one in problems
+    ]
+    subject = make_subject(tokenizer)
+    run_task(made, subject, answers=path, progress=False)
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    lines = [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+    assert [line["score"] for line in lines[1:]] == [1.0, None, None]
+    assert math.isnan(run_task(made, subject, answers=path, progress=False).score)
 
 
 def test_standard_errors():
@@ -148,3 +195,40 @@ def test_settings_and_names_are_checked(tmp_path):
         TaskSettings(name="gsm8k", samples=3)
     with pytest.raises(ConfigError, match="there is no default data"):
         make_task(TaskSettings(name="bits_per_byte"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "mmlu", "samples": 4, "temperature": 0.7},
+        {"name": "mmlu", "temperature": 0.7},
+        {"name": "mmlu", "unsafe": True},
+        {"name": "gsm8k", "overlap": 3},
+        {"name": "bits_per_byte", "chat": True},
+        {"name": "bits_per_byte", "max_tokens": 9},
+        {"name": "humaneval", "shots": 2},
+        {"name": "lm-eval:arc_easy", "samples": 2, "temperature": 1.0},
+        {"name": "lm-eval:arc_easy", "unsafe": True},
+    ],
+)
+def test_settings_without_a_meaning_for_the_task_are_refused(settings):
+    with pytest.raises(ConfigError, match=rf"task {settings['name']}: .* no meaning.*leave.*data"):
+        TaskSettings(**settings)
+
+
+def test_what_none_means_may_be_said():
+    plain = TaskSettings(name="mmlu", temperature=0.0, max_tokens=512)
+    assert plain.used() == TaskSettings(name="mmlu").used()
+    used = TaskSettings(name="gsm8k").used()
+    assert (used["temperature"], used["max_tokens"]) == (0.0, 512)
+
+
+def test_each_task_takes_the_settings_that_it_has():
+    options = {"samples": 2, "temperature": 0.5, "shots": 1}
+    mmlu, gsm8k = settings_of_all(["mmlu", "gsm8k"], {"mmlu": "x"}, options)
+    assert mmlu == TaskSettings(name="mmlu", data="x", shots=1)
+    assert gsm8k == TaskSettings(name="gsm8k", **options)
+    with pytest.raises(ConfigError, match="overlap has no meaning"):
+        settings_of_all(["mmlu", "gsm8k"], {}, {"overlap": 3})
+    with pytest.raises(ConfigError, match="shots: settings of tasks, and no task is named"):
+        settings_of_all([], {}, {"shots": 1})

@@ -15,7 +15,7 @@ from penstock.learn.evaluation.results import weighted_mean
 from penstock.learn.evaluation.tasks import Answer, Problem, TaskSettings
 from penstock.learn.training.distributed import Ranks
 from penstock.learn.training.evaluator_settings import EvaluatorSettings
-from penstock.learn.training.evaluators import make_evaluators
+from penstock.learn.training.evaluators import evaluate, make_evaluators
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 LOOK = "training.evaluators={next: {kind: task, task: {name: mmlu}, every: 3}}"
@@ -95,6 +95,18 @@ def test_the_score_is_that_of_all_answers(data, tmp_path, task):
     due = weighted_mean([one.score for one in answers], [one.weight for one in answers])
     assert (found["score"], found["standard_error"]) == pytest.approx(due, rel=1e-4)
     assert due[0] > 0
+
+
+def test_a_model_that_is_not_finite_is_told_and_does_not_end_the_run(data, tmp_path, task):
+    trainer = make(data, tmp_path / "run", LOOK)
+    said = []
+    with torch.no_grad():
+        next(trainer.model.parameters()).fill_(math.nan)
+    figures, stopped = evaluate(trainer.evaluators, ["next"], trainer.model, say=said.append)
+    assert math.isnan(figures["next/score"])
+    assert "next/standard_error" not in figures
+    assert stopped == []
+    assert said == ["next/score: NaN, as the model's outputs are not finite"]
 
 
 def test_it_is_given_up_when_the_run_is_asked_to_stop(data, tmp_path, task):

@@ -36,10 +36,6 @@ class BitsPerByte:
                 "task bits_per_byte: there is no default data; set data to texts (--task-data "
                 "bits_per_byte=PATH)"
             )
-        if settings.chat:
-            raise ConfigError(
-                "task bits_per_byte: it scores plain text, not chats; set chat to false"
-            )
         self.settings = settings
         try:
             self._texts = [text for text in read_texts(open_sources(settings.data)) if text]

@@ -200,7 +200,7 @@ class CodeTask:
         codes = [_code(content, text, self.settings.chat) for content, text in tried]
         tests = [content.tests for content, _ in tried]
         outcomes = iter(list(self.sandbox.run_all(tests, codes, workers=self._workers)))
-        room = subject.room(self.settings.max_tokens)
+        room = subject.room(self.settings.reply_tokens)
         for problem, prompt, own in zip(problems, prompts, texts, strict=True):
             yield _answer(problem, own, [next(outcomes) for _ in own], cut=len(prompt) > room)
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from penstock.core.errors import RecordError
 from penstock.core.json_values import JsonObject
-from penstock.learn.evaluation.code_problems import CodeProblem, calls_of, field
+from penstock.learn.evaluation.code_problems import CodeProblem, called_names, calls_of, field
 from penstock.learn.evaluation.recognition import converted
 from penstock.learn.evaluation.records import Placed
 
@@ -93,7 +93,7 @@ def mbpp_plus_problem(record: JsonObject, where: str) -> CodeProblem:
             f"Write a Python function `{entry_point}` that does this. Reply with it in one "
             f"fenced block.\n\n{prompt}"
         ),
-        entry_point=entry_point,
+        names=(entry_point,),
         given=prompt,
         stops=MBPP_PLUS_STOPS,
         tests=differential_tests(record | typed, prompt + canonical, rule, where),
@@ -125,6 +125,7 @@ def _hub_problem(record: dict[str, object], where: str) -> CodeProblem:
     words, tests = field(record, "prompt", where), field(record, "test", where)
     test, canonical = _tests(record, where)[0].strip(), field(record, "code", where)
     prompt = f'"""\n{words}\n{test}\n"""\n'
+    names = called_names(tests, canonical, where)
     return CodeProblem(
         name=f"Mbpp/{field(record, 'task_id', where, int)}",
         prompt=prompt,
@@ -132,10 +133,10 @@ def _hub_problem(record: dict[str, object], where: str) -> CodeProblem:
             f"{words} Reply with the code in one fenced Python block. It should pass this "
             f"test:\n\n{test}"
         ),
-        entry_point=None,
+        names=names,
         given=prompt,
         stops=MBPP_PLUS_STOPS,
-        tests=f"{calls_of(tests, canonical, where)}{tests}\n",
+        tests=f"{calls_of(names)}{tests}\n",
         canonical=canonical,
     )
 
@@ -264,7 +265,7 @@ def humaneval_problem(record: dict[str, object], where: str) -> CodeProblem:
             "Complete this Python function. Reply with the whole function in one fenced block.\n\n"
             f"```python\n{prompt}```"
         ),
-        entry_point=entry_point,
+        names=(entry_point,),
         given=prompt,
         stops=HUMANEVAL_STOPS,
         tests=tests,
@@ -329,6 +330,7 @@ def _problem(record: dict[str, object], examples: str, where: str) -> CodeProble
     tests = "\n".join([_lines(field(record, "test_setup_code", where)), *_tests(record, where)])
     words, asserts = field(record, "text", where), "\n".join(_tests(record, where))
     canonical = _lines(field(record, "code", where))
+    names = called_names(tests, canonical, where)
     return CodeProblem(
         name=f"MBPP/{record['task_id']}",
         prompt=f"{examples}{_question(record, where)}\n",
@@ -336,10 +338,10 @@ def _problem(record: dict[str, object], examples: str, where: str) -> CodeProble
             f"{words} Reply with the code in one fenced Python block. It should pass these "
             f"tests:\n\n{asserts}"
         ),
-        entry_point=None,
+        names=names,
         given="",
         stops=MBPP_STOPS,
-        tests=calls_of(tests, canonical, where) + tests,
+        tests=calls_of(names) + tests,
         canonical=canonical,
     )
 

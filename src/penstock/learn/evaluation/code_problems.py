@@ -1,9 +1,10 @@
 """Code problems: the prompt for the model, the code in its reply, and the tests.
 
 The code is a plain continuation, or is taken from the fenced blocks of a reply. Replies have words
-around the code, several blocks (a solution, then how to call it), fences inside lists, and a last
-fence that is never closed because the tokens ran out. The first block that defines the requested
-function is used.
+around the code, several blocks (a solution, then how to call it or the tests again), fences inside
+lists, and a last fence that is never closed because the tokens ran out. What a model thinks before
+it replies, up to `</think>`, is no part of the reply. The first block that defines what the tests
+call is used.
 
 Code and tests run in two processes of one sandbox (see `sandbox`), so the code can reach neither
 the tests nor the expected values.
@@ -13,10 +14,12 @@ import ast
 import re
 import textwrap
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, final
 
 from penstock.core.errors import RecordError
+from penstock.learn.evaluation.tasks import after_thoughts
 
 _FENCE = re.compile(
     r"^[ \t]*(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+#.-]*)[^\n]*$", re.MULTILINE
@@ -46,27 +49,27 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     return blocks
 
 
-def code_of_reply(reply: str, entry_point: str | None = None) -> str:
+def code_of_reply(reply: str, names: Collection[str] = ()) -> str:
     """The code in a reply to a request for code.
 
     Args:
         reply: The model's text.
-        entry_point: The function that it should define, if known.
+        names: The functions and classes that it should define, as far as they are known.
 
     Returns:
-        The first Python block that defines the entry point; else the longest Python block, else the
-        longest of any language. A reply without a fence is returned as it is.
+        The Python block that defines most of the names, the first of several; if none defines any,
+        the longest Python block, else the longest of any language. A reply without a fence is
+        returned as it is, without what the model thought.
     """
+    reply = after_thoughts(reply)
     blocks = fenced_blocks(reply)
     if not blocks:
         return reply.strip("\n")
     python = [code for language, code in blocks if language in _PYTHON] or [
         code for _, code in blocks
     ]
-    for code in python:
-        if entry_point is not None and defines(code, entry_point):
-            return code
-    return max(python, key=len)
+    defined = [sum(defines(code, name) for name in names) for code in python]
+    return python[defined.index(max(defined))] if any(defined) else max(python, key=len)
 
 
 def defines(code: str, name: str) -> bool:
@@ -119,8 +122,8 @@ class CodeProblem:
     """The text that the model continues."""
     request: str
     """The same as a message to a chat model; it asks for code in a fenced block."""
-    entry_point: str | None
-    """The function that the code must define, if the benchmark names it."""
+    names: tuple[str, ...]
+    """The functions and classes of the code that the tests call."""
     given: str
     """Code before the model's text: the part of the prompt that the text continues."""
     stops: tuple[str, ...]
@@ -144,18 +147,19 @@ class CodeProblem:
         A reply with the whole function is put after the helpers and imports of the prompt; a reply
         with only the function's body continues the prompt.
         """
-        code = code_of_reply(text, self.entry_point)
-        if self.entry_point is None:
+        code = code_of_reply(text, self.names)
+        if not self.given:
             return code
-        continues = not defines(code, self.entry_point) and code[:1] in (" ", "\t")
-        head = re.search(rf"^def[ \t]+{re.escape(self.entry_point)}\b", self.given, re.MULTILINE)
+        whole = any(defines(code, name) for name in self.names)
+        continues = not whole and code[:1] in (" ", "\t")
+        wanted = "|".join(map(re.escape, self.names)) or "(?!)"  # Which matches nothing.
+        head = re.search(rf"^def[ \t]+({wanted})\b", self.given, re.MULTILINE)
         before = self.given if continues or head is None else self.given[: head.start()]
         return before + code
 
 
-def calls_of(tests: str, canonical: str, where: str) -> str:
-    """Definitions to put before tests that use the names of the tested code: each name calls the
-    solution.
+def called_names(tests: str, canonical: str, where: str) -> tuple[str, ...]:
+    """The functions and classes of the tested code that its tests use, in order.
 
     Args:
         tests: The tests, which call functions and classes of the code by name.
@@ -167,12 +171,16 @@ def calls_of(tests: str, canonical: str, where: str) -> str:
     """
     try:
         used = {node.id for node in ast.walk(parsed(tests)) if isinstance(node, ast.Name)}
-        names = sorted(used & defined_names(parsed(canonical)))
+        return tuple(sorted(used & defined_names(parsed(canonical))))
     except (SyntaxError, ValueError) as error:
         raise RecordError(
             f"{where}: the benchmark's own code or tests are not valid Python: {error}; fetch "
             "the file again"
         ) from error
+
+
+def calls_of(names: Collection[str]) -> str:
+    """Definitions to put before tests that use these names: each calls the solution."""
     return "".join(f"{name} = function_of_solution({name!r})\n" for name in names)
 
 

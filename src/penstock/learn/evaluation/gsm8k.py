@@ -23,6 +23,7 @@ from penstock.learn.evaluation.tasks import (
     Answer,
     Problem,
     TaskSettings,
+    after_thoughts,
     fingerprint_of,
     write_replies,
 )
@@ -34,33 +35,46 @@ REQUEST = "\n\nSolve it step by step, and end with #### and the number."
 """Follows the problem in a chat."""
 MARK = "####"
 
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))"
+"""With or without commas, decimals; not the dot at the end of a sentence."""
 _NUMBER = re.compile(
-    r"(?:(?<![\w)])[-−]\s?)?[$€£]?(?:(?<=[$€£])[-−])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))"
+    r"(?:(?<==)[ \t]*[-−][ \t]*|(?<![\w)])[-−])?[$€£]?(?:(?<=[$€£])[-−])?" + _DIGITS
 )
-"""Sign, currency, digits with or without commas, decimals; not the dot at the end of a sentence."""
+"""Sign, currency and digits. A space after a minus is only read after `=`; elsewhere it is a dash,
+or begins an item of a list.
+"""
+_BETWEEN = r"[*$€£\\ \t]*"
+_MARKED = re.compile(rf"{MARK}\s*{_BETWEEN}[-−]?{_BETWEEN}{_DIGITS}")
+"""The mark, and at once its number; bold, currencies and LaTeX's backslash may be between."""
 
 Record = dict[str, Any]
 
 
-def final_number(text: str) -> Decimal | None:
-    """The first number after the first `####` with a number on its line; else the last number of
-    the text.
+def final_number(text: str, *, chat: bool = False) -> Decimal | None:
+    """The number that follows `####` at once; else the last number of the text.
 
     Signs, currencies, commas between thousands and decimals are read; units and percent signs are
     ignored, so 5% is 5.
+
+    Args:
+        text: A solution.
+        chat: It is a chat's reply: what the model thought is left out, and of several `####` the
+            last one counts, as a reply ends with its answer. Else the first one counts, as in
+            lm-eval: a continuation may go on with problems of its own.
     """
-    for part in text.split(MARK)[1:]:
-        found = _numbers(part.lstrip().partition("\n")[0])
-        if found:
-            return found[0]
-    every = _numbers(text)
-    return every[-1] if every else None
+    if chat:
+        text = after_thoughts(text)
+    found = _numbers(_MARKED, text)
+    if found:
+        return found[-1 if chat else 0]
+    found = _numbers(_NUMBER, text)
+    return found[-1] if found else None
 
 
-def _numbers(text: str) -> list[Decimal]:
+def _numbers(pattern: re.Pattern[str], text: str) -> list[Decimal]:
     return [
-        Decimal(re.sub(r"[,$€£\s]", "", match.group()).replace("−", "-"))
-        for match in _NUMBER.finditer(text)
+        Decimal(re.sub(r"[^-\d.]", "", match.group().replace("−", "-")))
+        for match in pattern.finditer(text)
         if any(character.isdigit() for character in match.group())
     ]
 
@@ -108,7 +122,7 @@ class Gsm8k:
         )
         for problem, (_, cut), written in zip(problems, prompts, replies, strict=True):
             right = final_number(problem.content["answer"])
-            found = [final_number(one.text) for one in written]
+            found = [final_number(one.text, chat=self.settings.chat) for one in written]
             passed = sum(number is not None and number == right for number in found)
             detail = {
                 "replies": [one.text for one in written],
@@ -124,7 +138,7 @@ class Gsm8k:
 
     def _prompt(self, subject: Subject, question: str) -> tuple[list[int], bool]:
         """Ids of a prompt with as many solved problems as fit, and whether some did not fit."""
-        room = subject.room(self.settings.max_tokens)
+        room = subject.room(self.settings.reply_tokens)
         for count in range(len(self._shots), -1, -1):
             shots = self._shots[:count]
             if self.settings.chat:

@@ -9,6 +9,7 @@ differences are intended:
 - BOS is put where the model was trained with it: before a text, unless the text begins with a
   control token, as a rendered conversation does; and only once, while `hf` adds a second one when
   it scores a whole document;
+- a text in `until` that is a control token ends the generated text as such, too;
 - a generation setting that the model does not support is refused, not ignored; and a task can
   generate more than half of the context only if its prompt is shorter than the other half.
 
@@ -27,8 +28,9 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
+from penstock.chat import Template
 from penstock.chat.render.traced_text import LITERAL
-from penstock.core.errors import ConfigError, ConversationError
+from penstock.core.errors import ConfigError, ConversationError, RecordError
 from penstock.core.json_values import JsonMapping
 from penstock.learn.evaluation.subject import Subject
 from penstock.learn.generation import Sampling
@@ -40,6 +42,8 @@ MAX_TOKENS = 256
 """Default for the maximum of generated tokens, as in lm-eval's own models."""
 _MAX_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names of that setting; the first one given counts, as in lm-eval."""
+WITHOUT_SYSTEM = "the chat template refuses a system message, so it was left out"
+"""The note on scores where it was."""
 _NEUTRAL = {"num_beams": 1, "repetition_penalty": 1.0, "typical_p": 1.0, "length_penalty": 1.0}
 """Unsupported settings, with the value that has no effect."""
 
@@ -51,6 +55,9 @@ Pair = tuple[list[int], list[int]]
 class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     """A `Subject` with lm-eval's interface.
 
+    Attributes:
+        notes: Remarks that readers of its scores must know.
+
     Args:
         subject: The model with its tokenizer, and its chat template if it has one.
         seed: Seed of the draws, for tasks with a temperature.
@@ -59,6 +66,7 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def __init__(self, subject: Subject, *, seed: int = 0) -> None:
         super().__init__()
         self.subject, self._seed = subject, seed
+        self.notes: tuple[str, ...] = ()
         tokenizer = subject.tokenizer
         self._controls = frozenset(tokenizer.special_tokens.values())
         # A model may also spell its stop token in plain tokens; lm-eval's own models stop there
@@ -112,7 +120,8 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """A conversation as text, up to the place where the model continues.
+        """A conversation as text, up to the place where the model continues. A system message
+        that the template refuses is left out, as in lm-eval's own models, and noted.
 
         Args:
             chat_history: Role and content of each message.
@@ -128,6 +137,19 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             raise ConfigError(
                 "the model has no chat template; set chat to false to run the task as plain text"
             )
+        try:
+            return self._rendered(template, chat_history, add_generation_prompt)
+        except RecordError:
+            without = [one for one in chat_history if one["role"] != "system"]
+            if len(without) == len(chat_history):
+                raise
+            text = self._rendered(template, without, add_generation_prompt)
+            self.notes = (WITHOUT_SYSTEM,)
+            return text
+
+    def _rendered(
+        self, template: Template, chat_history: list[dict[str, str]], add_generation_prompt: bool
+    ) -> str:
         if add_generation_prompt:
             return template.render_plain(chat_history, add_generation_prompt=True)
         rendered = template.render(chat_history)
@@ -192,6 +214,7 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             ConfigError: A task needs a setting that is not supported.
         """
         texts = [""] * len(requests)
+        controls = self.subject.tokenizer.special_tokens
         progress = tqdm(total=len(requests), disable=disable_tqdm, desc="Writing")
         for sampling, members in _by_sampling(
             [request.args[1] for request in requests], self._ends, self._seed
@@ -200,12 +223,15 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
                 self.tok_encode(requests[member].args[0]) or [self.prefix_token_id]
                 for member in members
             ]
+            ends = [controls[text] for text in sampling.stop if text in controls]
             for begin in range(0, len(members), WRITTEN_AT_ONCE):
                 part = members[begin : begin + WRITTEN_AT_ONCE]
                 # Each part gets its own seed, so that equal requests in two parts do not give equal
                 # texts.
                 drawn = replace(sampling, seed=sampling.seed + begin)
-                written = self.subject.write(prompts[begin : begin + WRITTEN_AT_ONCE], drawn)
+                written = self.subject.write(
+                    prompts[begin : begin + WRITTEN_AT_ONCE], drawn, stop_ids=ends
+                )
                 for member, one in zip(part, written, strict=True):
                     texts[member] = one.text
                     self.cache_hook.add_partial("generate_until", requests[member].args, one.text)

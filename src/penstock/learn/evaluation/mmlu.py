@@ -225,7 +225,7 @@ def _read(file: Path) -> tuple[Question, ...]:
 def _rows(file: Path) -> list[list[str]]:
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        return list(csv.reader(io.StringIO(content.decode("utf-8"), newline="")))
+        return list(csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="")))
     except UnicodeDecodeError as error:
         line = 1 + content[: error.start].count(b"\n")
         raise RecordError(

@@ -67,7 +67,7 @@ def task_of_file(path: Path) -> str | None:
             rows = pyarrow.parquet.ParquetFile(path).iter_batches(1)
             return task_of(next(iter(rows)).to_pylist()[0])
         opened = gzip.open if head.startswith(b"\x1f\x8b") else open
-        with opened(path, "rt", encoding="utf-8", newline="") as file:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             lines = (line for line in file if line.strip())
             first = next(lines)
             if first.startswith(("{", "[")):

@@ -120,7 +120,8 @@ def _from_file(path: Path, task: str) -> list[Placed]:
         return [(f"{path}: record {number}", row) for number, row in enumerate(rows, 1)]
     opened = gzip.open if path.suffix == ".gz" else open
     records = []
-    with opened(path, "rt", encoding="utf-8") as file:
+    # Windows puts a byte order mark first.
+    with opened(path, "rt", encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 where = f"{path}: line {number}"

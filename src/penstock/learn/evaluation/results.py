@@ -6,6 +6,8 @@ begins. A last line that a crash cut short is dropped. Answers of another model,
 settings are refused with the name of what differs; `limit` and `unsafe` may change, because they
 change no answer.
 
+Lines are JSON of others' readers too: a number that is not finite is null.
+
 Problems are treated as draws from all such problems: the standard error is that of a weighted mean,
 √(n / (n − 1) × Σ weight² (score − mean)²) / Σ weight. With equal weights it is the sample's
 deviation over √n.
@@ -210,7 +212,7 @@ def run_task(
 
     Raises:
         StateError: The file has the answers of another task, model, data or settings, or is
-            damaged.
+            damaged; or the model's log-probabilities are NaN.
         OutputError: The file cannot be read or written.
     """
     began = time.monotonic()
@@ -228,7 +230,7 @@ def run_task(
             new = list(task.answer(subject, part))
             found |= {one.problem: one for one in new}
             if answers is not None:
-                _append(answers, [asdict(one) for one in new])
+                _append(answers, [_plain(asdict(one)) for one in new])
             bar.advance(len(part))
     given = [found[problem.name] for problem in problems if problem.name in found]
     return summarise(
@@ -245,7 +247,7 @@ def run_task(
 def _header(task: Task, subject: Subject) -> JsonObject:
     settings = {
         name: value
-        for name, value in asdict(task.settings).items()
+        for name, value in task.settings.used().items()
         if name not in (*_MAY_CHANGE, "data")
     }
     return {**settings, "data": task.fingerprint(), "model": subject.fingerprint()}
@@ -269,12 +271,17 @@ def _open(path: Path, header: dict[str, object]) -> dict[str, Answer]:
     lines = [_line(path, number, line) for number, line in enumerate(whole.splitlines(), 1)]
     _check(path, lines[0], header)
     try:
-        return {line["problem"]: Answer(**line) for line in lines[1:]}
+        return {line["problem"]: _answer(line) for line in lines[1:]}
     except (KeyError, TypeError):
         raise StateError(
             f"{path}: the file is damaged, a line is not an answer; remove it, or give "
             "another folder"
         ) from None
+
+
+def _answer(line: JsonObject) -> Answer:
+    """The answer in a line; a score that is not finite is null there."""
+    return Answer(**line | {"score": math.nan if line["score"] is None else line["score"]})
 
 
 def _line(path: Path, number: int, line: bytes) -> JsonObject:
@@ -292,7 +299,8 @@ def _line(path: Path, number: int, line: bytes) -> JsonObject:
 
 def _check(path: Path, found: dict[str, object], header: dict[str, object]) -> None:
     """Refuse answers of another task, model, data or settings."""
-    for name in ("name", "model", "data", *header):
+    # Settings first: other shots are also other data.
+    for name in ("name", "model", *header):
         if found.get(name) != header[name]:
             raise StateError(
                 f"{path}: has answers of another {'task' if name == 'name' else name} "

@@ -15,6 +15,7 @@ it again for each context.
 """
 
 import hashlib
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, final
@@ -24,7 +25,7 @@ import torch
 
 from penstock.chat import Template
 from penstock.core.arrays import Int64
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, StateError
 from penstock.core.json_values import JsonMapping
 from penstock.learn.generation import Engine, Generated, Sampling
 from penstock.learn.generation.session import encode_chat
@@ -295,6 +296,7 @@ class Subject:
 
         Raises:
             ConfigError: A context or a continuation is empty, or a continuation alone is too long.
+            StateError: A log-probability is NaN.
         """
         pairs = [
             self._fit(tuple(context), tuple(continuation)) for context, continuation in requests
@@ -304,12 +306,23 @@ class Subject:
         )
         if most == 0:
             self.notes = (ONE_A_ROW,)
-        return score_pairs(self.model, pairs, row_tokens=most, vocab_size=self.tokenizer.vocab_size)
+        scored = score_pairs(
+            self.model, pairs, row_tokens=most, vocab_size=self.tokenizer.vocab_size
+        )
+        if any(math.isnan(one.log_probability) for one in scored):
+            raise StateError(
+                "the model gives log-probabilities that are NaN, so it has no score; its weights "
+                "or its activations are not finite: take an earlier checkpoint, or compute in "
+                "float32 or bfloat16"
+            )
+        return scored
 
     def write(
         self,
         prompts: Sequence[Sequence[int]],
         sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        stop_ids: Collection[int] = (),
     ) -> list[Generated]:
         """Continue prompts; returns one result per prompt.
 
@@ -317,13 +330,16 @@ class Subject:
             prompts: Ids of each. A prompt is cut from the left to leave room for `max_tokens`, or
                 for half of the context if that is less.
             sampling: One for all, or one for each; then a draw depends only on its own seed.
+            stop_ids: Ids that end these texts, besides those of the model.
         """
-        if self._engine is None:
+        ends = self.stop_ids.union(stop_ids)
+        if self._engine is None or self._engine.stop_ids != ends:
+            self._engine = None  # Its memory is free before the next one takes some.
             self._engine = Engine(
                 self.model,
                 self.tokenizer,
                 context_length=self.context_length,
-                stop_ids=self.stop_ids,
+                stop_ids=ends,
                 slots=self._slots,
             )
         shared = sampling is None or isinstance(sampling, Sampling)

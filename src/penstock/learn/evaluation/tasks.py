@@ -7,8 +7,8 @@ module is imported when the task is made.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, final
 
@@ -32,6 +32,20 @@ TASKS = {
     "mbpp_plus": ("code", "CodeTask"),
 }
 """Name → (module in this package, class that takes the settings)."""
+MAX_TOKENS = 512
+_WRITTEN = ("chat", "samples", "temperature", "max_tokens")
+_OPTIONS: Mapping[str, Sequence[str]] = {
+    "mmlu": ("chat", "shots"),
+    "gsm8k": (*_WRITTEN, "shots"),
+    "bits_per_byte": ("overlap",),
+    "humaneval": (*_WRITTEN, "unsafe"),
+    "humaneval_plus": (*_WRITTEN, "unsafe"),
+    "mbpp": (*_WRITTEN, "unsafe", "shots"),
+    "mbpp_plus": (*_WRITTEN, "unsafe"),
+    LM_EVAL: ("chat", "shots", "temperature", "max_tokens"),
+}
+"""Name → the settings that have a meaning for it, besides `_OF_ALL`."""
+_OF_ALL = ("name", "data", "limit", "seed")
 
 
 @final
@@ -40,7 +54,7 @@ class TaskSettings:
     """Settings of one task."""
 
     name: str
-    """mmlu, gsm8k, humaneval, humaneval_plus, mbpp, mbpp_plus, bits_per_byte."""
+    """mmlu, gsm8k, humaneval, humaneval_plus, mbpp, mbpp_plus, bits_per_byte, lm-eval:NAME."""
     data: str | None = None
     """A file or a folder; None: from the Hugging Face Hub, if the task is there."""
     limit: int | None = None
@@ -53,10 +67,12 @@ class TaskSettings:
     """Use the model's chat template instead of plain text."""
     samples: int = 1
     """Number of replies to each problem, in tasks with written replies."""
-    temperature: float = 0.0
-    """Sampling temperature of replies; 0 takes the most likely token."""
-    max_tokens: int = 512
-    """Maximum tokens of a reply."""
+    temperature: float | None = None
+    """Sampling temperature of replies; 0 takes the most likely token. None: 0, or what a task of
+    lm-eval says.
+    """
+    max_tokens: int | None = None
+    """Maximum tokens of a reply. None: 512, or what a task of lm-eval says."""
     overlap: int | None = None
     """bits_per_byte: context tokens repeated at the start of each further window, in documents
     longer than the context; None: half of the context.
@@ -77,15 +93,88 @@ class TaskSettings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"task {self.name}: {name} must be {least} or more, got {value}")
-        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise ConfigError(
-                f"task {self.name}: temperature must be 0 or more, got {self.temperature}"
-            )
-        if self.samples > 1 and self.temperature == 0:
+        temperature = self.temperature or 0.0
+        if not (temperature >= 0 and math.isfinite(temperature)):
+            raise ConfigError(f"task {self.name}: temperature must be 0 or more, got {temperature}")
+        self._refuse_meaningless()
+        if self.samples > 1 and temperature == 0:
             raise ConfigError(
                 f"task {self.name}: {self.samples} samples at temperature 0 would be "
                 "identical; set a temperature"
             )
+
+    def _refuse_meaningless(self) -> None:
+        """Refuse settings that differ from their defaults and would change nothing."""
+        takes = options_of(self.name)
+        defaults = {one.name: one.default for one in fields(self)}
+        # These are what None means; a run file may hold them.
+        meant = {"temperature": 0.0, "max_tokens": MAX_TOKENS} if self.name in TASKS else {}
+        for name in defaults if takes else ():
+            value = getattr(self, name)
+            if name not in takes and value not in (defaults[name], meant.get(name)):
+                known = ", ".join(sorted(takes - {"name"}))
+                raise ConfigError(
+                    f"task {self.name}: {name} has no meaning for it, got {value!r}; leave it "
+                    f"out. It takes {known}"
+                )
+
+    @property
+    def reply_tokens(self) -> int:
+        """Maximum tokens of a reply to one of our own tasks."""
+        return MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def used(self) -> dict[str, Any]:
+        """The settings that have a meaning for one of our own tasks, by name, with what None means
+        filled in.
+        """
+        takes = options_of(self.name)
+        filled = asdict(self) | {
+            "temperature": self.temperature or 0.0,
+            "max_tokens": self.reply_tokens,
+        }
+        return {name: value for name, value in filled.items() if not takes or name in takes}
+
+
+def options_of(name: str) -> frozenset[str]:
+    """The names of the settings that have a meaning for a task; empty if it is not known."""
+    known = _OPTIONS.get(LM_EVAL if name.startswith(LM_EVAL) else name)
+    return frozenset() if known is None else frozenset((*_OF_ALL, *known))
+
+
+def settings_of_all(
+    names: Sequence[str], data: Mapping[str, str | None], options: Mapping[str, Any]
+) -> list[TaskSettings]:
+    """The settings of several tasks, each with those options that have a meaning for it.
+
+    Args:
+        names: The tasks.
+        data: Name → place of its data.
+        options: Settings for all of them.
+
+    Raises:
+        ConfigError: There is no such task, an option has no meaning for any of them, or there are
+            options and no tasks.
+    """
+    for name in names:
+        check_name(name)
+    takes = [options_of(name) for name in names]
+    if options and not names:
+        raise ConfigError(
+            f"{', '.join(options)}: settings of tasks, and no task is named; leave them out, or "
+            "name a task"
+        )
+    for option in options:
+        if not any(option in one for one in takes):
+            # Raises with what the first one takes.
+            TaskSettings(name=names[0], **{option: options[option]})
+    return [
+        TaskSettings(
+            name=name,
+            data=data.get(name),
+            **{option: value for option, value in options.items() if option in own},
+        )
+        for name, own in zip(names, takes, strict=True)
+    ]
 
 
 @final
@@ -146,6 +235,11 @@ class Task(Protocol):
         """
 
 
+def after_thoughts(reply: str) -> str:
+    """A reply without what the model thought before it, up to the last `</think>`."""
+    return reply.rpartition("</think>")[2]
+
+
 def fingerprint_of(*parts: object) -> str:
     """16 hexadecimal digits that identify JSON-ready data."""
     digest = hashlib.blake2b(digest_size=8)
@@ -203,8 +297,8 @@ def write_replies(
     count = settings.samples
     sampling = [
         Sampling(
-            temperature=settings.temperature,
-            max_tokens=settings.max_tokens,
+            temperature=settings.temperature or 0.0,
+            max_tokens=settings.reply_tokens,
             seed=int(key_for(settings.seed, "reply", settings.name, problem, sample)),
             stop=stop,
         )

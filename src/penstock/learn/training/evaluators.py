@@ -21,7 +21,7 @@ import numpy as np
 from torch.distributed.tensor import DTensor
 
 from penstock.chat import load_template
-from penstock.core.errors import ConfigError, FormatError
+from penstock.core.errors import ConfigError, FormatError, StateError
 from penstock.core.json_values import JsonObject
 from penstock.data.shards import ChatInfo, Corpus
 from penstock.learn.evaluation.results import weighted_mean
@@ -136,7 +136,8 @@ class Samples:
 
 @final
 class TaskScore:
-    """`score`, the mean over the problems, with its `standard_error`.
+    """`score`, the mean over the problems, with its `standard_error`; NaN if the model's outputs
+    are.
 
     Args:
         name: Name of the evaluator, for errors.
@@ -202,8 +203,14 @@ class TaskScore:
         # The same number of rounds on every rank, that of the largest share, because all must call
         # `stop` together.
         for begin in range(0, math.ceil(len(places) / shares), PROBLEMS_AT_ONCE):
-            for answer in self._task.answer(subject, mine[begin : begin + PROBLEMS_AT_ONCE]):
-                found[:, places[answer.problem]] = answer.score, answer.weight
+            part = mine[begin : begin + PROBLEMS_AT_ONCE]
+            try:
+                for answer in self._task.answer(subject, part):
+                    found[:, places[answer.problem]] = answer.score, answer.weight
+            except StateError:
+                # The model's outputs are NaN. That is a figure, and no reason to end the run, which
+                # its own check of loss and gradients does; and all ranks must go on together.
+                found[:, [places[problem.name] for problem in part]] = math.nan
             if stop(min((begin + PROBLEMS_AT_ONCE) * shares / len(places), 1.0)):
                 return {}
         numbers = found.ravel().tolist()
@@ -323,5 +330,8 @@ def evaluate(
             if not found and stop():
                 return figures, list(names[place:])
             figures |= {f"{name}/{figure}": value for figure, value in found.items()}
+            missing = [f"{name}/{figure}" for figure, value in found.items() if value != value]
+            if missing and say is not None:
+                say(f"{', '.join(missing)}: NaN, as the model's outputs are not finite")
             figures[f"{name}/seconds"] = time.monotonic() - began
     return figures, []

@@ -99,7 +99,8 @@ def _tasks(names: list[str], places: list[str], options: Given) -> "list[TaskSet
     """The settings of each requested task.
 
     Raises:
-        ConfigError: --task-data names a task that --task does not.
+        ConfigError: --task-data names a task that --task does not, or an option has no meaning for
+            any task.
     """
     data = {}
     for one in places:
@@ -109,8 +110,7 @@ def _tasks(names: list[str], places: list[str], options: Given) -> "list[TaskSet
                 f"--task-data {one}: expected NAME=PATH, with a NAME that --task also gives"
             )
         data[name] = path
-    make = ps.evaluation.TaskSettings
-    return [make(name=name, data=data.get(name), **options) for name in dict.fromkeys(names)]
+    return used.evaluation_tasks.settings_of_all([*dict.fromkeys(names)], data, options)
 
 
 def _print(losses: list[dict[str, Any]], scores: list[dict[str, Any]]) -> None:

@@ -11,6 +11,7 @@ with lazy(__name__):
     from penstock.data.sources import records
     from penstock.learn.distillation import projection
     from penstock.learn.evaluation import results as evaluation_results
+    from penstock.learn.evaluation import tasks as evaluation_tasks
     from penstock.use import config
     from penstock.use.config import document, run_file
     from penstock.use.config import models as checked_models
@@ -24,6 +25,7 @@ __all__ = [
     "datasets",
     "document",
     "evaluation_results",
+    "evaluation_tasks",
     "kernels",
     "notes",
     "projection",

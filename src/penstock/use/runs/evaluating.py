@@ -2,18 +2,27 @@
 
 import glob
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import ConfigError, OutputError
+from penstock.core.errors import ConfigError, OutputError, StateError
 from penstock.core.folders import is_url
-from penstock.core.json_files import json_text
+from penstock.core.json_files import json_text, read_object
+from penstock.core.json_values import JsonObject
 from penstock.core.terminal import visible
 from penstock.data.shards.tables.corpus import Corpus
-from penstock.learn.evaluation.results import run_task
+from penstock.learn.evaluation.lm_eval_tasks import LmEvalTasks
+from penstock.learn.evaluation.results import Results, run_task
 from penstock.learn.evaluation.subject import Subject
-from penstock.learn.evaluation.tasks import LM_EVAL, TaskSettings, check_name, make_task
+from penstock.learn.evaluation.tasks import (
+    LM_EVAL,
+    Task,
+    TaskSettings,
+    check_name,
+    make_task,
+    settings_of_all,
+)
 from penstock.learn.training.distributed import Ranks
 from penstock.plan.loader.mixture import Mixture, Source
 from penstock.use.runs.generating import take_opening
@@ -45,13 +54,15 @@ def evaluate_run(
             f"Run.evaluate: data belongs to one task, and {len(names)} are named; call it "
             "once per task"
         )
+    place = settings.pop("data", None)
+    named = iter(settings_of_all(names, dict.fromkeys(names, place), settings))
     tasks: list[TaskSettings] = []
     data: list[Data] = []
     for one in what:
         if isinstance(one, TaskSettings):
             tasks.append(one)
         elif isinstance(one, str) and one in names:
-            tasks.append(TaskSettings(name=one, **settings))
+            tasks.append(next(named))
         elif isinstance(one, str | Path):
             data.append(str(one))
         else:
@@ -80,7 +91,8 @@ def evaluate(
         open_model: Called once the tasks are known to exist.
         data: Held-out data; each document is used once.
         settings: Settings of the tasks.
-        output: Folder for answers and results.json; None: nothing is saved.
+        output: Folder for answers and results.json, which keeps what it has of other tasks and
+            datasets; None: nothing is saved.
         rows: Approximate number of rows to use of each dataset; None: all.
         worst: How many documents of each dataset to name, those with the highest loss.
 
@@ -88,45 +100,78 @@ def evaluate(
         The figures as JSON values.
 
     Raises:
-        ConfigError: There is nothing to measure, no such task or no data for it, or chats are
-            requested of a model without a chat template.
+        ConfigError: There is nothing to measure, no such task or no data for it, two tasks have one
+            name and one folder, or chats are requested of a model without a chat template.
+        StateError: The folder has results of another model.
     """
     if not data and not settings:
         raise ConfigError("nothing to measure: name a task, such as gsm8k, or held-out data")
+    if output is not None:
+        _refuse_twins(settings)
     tasks = _make(settings)
     found = open_model()
     if any(one.chat for one in settings) and found.template is None:
         raise ConfigError(f"{found.run.path}: it has no chat template; leave out chat")
-    losses = _losses(found, data, rows, worst)
-    scores = _run_tasks(found, settings, tasks, output) if settings else []
     figures: dict[str, Any] = {
         "model": str(found.run.path),
         "step": found.run.step,
         "context_length": found.context_length,
-        "results": losses,
+        "results": [],
     }
+    before = {} if output is None else _results_before(output, figures)
+    figures["results"] = _losses(found, data, rows, worst)
     if settings:
-        figures["tasks"] = [one.to_json() for one in scores]
+        figures["tasks"] = []
     if output is not None:
-        _save(output, figures)
+        _save(output, before, figures)
+    for scores in _run_tasks(found, settings, tasks, output) if settings else ():
+        figures["tasks"] += [one.to_json() for one in scores]
+        # A later task may fail.
+        if output is not None:
+            _save(output, before, figures)
     return figures
 
 
-def _make(settings: Sequence[TaskSettings]) -> list[Any]:
-    """Create the tasks, before the model is loaded; None for tasks of lm-eval.
+def _refuse_twins(settings: Sequence[TaskSettings]) -> None:
+    """Refuse tasks that would write answers into one file."""
+    names = [one.name for one in settings]
+    twins = [name for place, name in enumerate(names) if name in names[:place]]
+    if twins:
+        raise ConfigError(
+            f"task {twins[0]} is given twice, and its answers go into one folder; give each its "
+            "own output in a call of its own, or leave out output"
+        )
+
+
+def _make(settings: Sequence[TaskSettings]) -> list[Task | LmEvalTasks]:
+    """Create the tasks, before the model is loaded.
 
     Raises:
         ConfigError: There is no such task, or no data.
+        MissingExtraError: A task is lm-eval's, which is not installed.
     """
     for one in settings:
         check_name(one.name)
-    return [None if one.name.startswith(LM_EVAL) else make_task(one) for one in settings]
+    return [
+        LmEvalTasks(
+            [one.name.removeprefix(LM_EVAL)],
+            folder=None if one.data is None else Path(one.data),
+            temperature=one.temperature,
+            max_tokens=one.max_tokens,
+        )
+        if one.name.startswith(LM_EVAL)
+        else make_task(one)
+        for one in settings
+    ]
 
 
 def _run_tasks(
-    found: Opened, settings: Sequence[TaskSettings], tasks: list[Any], output: Path | None
-) -> list[Any]:
-    """The results of all tasks, in the given order."""
+    found: Opened,
+    settings: Sequence[TaskSettings],
+    tasks: Sequence[Task | LmEvalTasks],
+    output: Path | None,
+) -> Iterator[list[Results]]:
+    """The results of each task, in the given order."""
     subject = Subject(
         found.model,
         found.tokenizer,
@@ -136,29 +181,19 @@ def _run_tasks(
         begin_ids=found.begin_ids,
         slots=SLOTS_CPU if found.model.device.type == "cpu" else SLOTS_GPU,
     )
-    results: list[Any] = []
     for one, made in zip(settings, tasks, strict=True):
-        if made is None:
-            results += _run_lm_eval(subject, one, output)
+        if isinstance(made, LmEvalTasks):
+            yield made.run(
+                subject,
+                limit=one.limit,
+                shots=one.shots,
+                chat=one.chat,
+                seed=one.seed,
+                cache=output,
+            )
         else:
             answers = None if output is None else output / one.name / "answers.jsonl"
-            results.append(run_task(made, subject, answers=answers))
-    return results
-
-
-def _run_lm_eval(subject: Any, one: TaskSettings, output: Path | None) -> Any:
-    from penstock.learn.evaluation.lm_eval_tasks import run_lm_eval
-
-    return run_lm_eval(
-        [one.name.removeprefix(LM_EVAL)],
-        subject,
-        limit=one.limit,
-        shots=one.shots,
-        chat=one.chat,
-        seed=one.seed,
-        folder=None if one.data is None else Path(one.data),
-        cache=output,
-    )
+            yield [run_task(made, subject, answers=answers)]
 
 
 def _losses(
@@ -197,8 +232,44 @@ def _name(data: Data) -> str:
     return data.name if isinstance(data, Source) else data
 
 
-def _save(output: Path, figures: dict[str, Any]) -> None:
-    """Write `results.json` atomically."""
+def _results_before(output: Path, figures: Mapping[str, Any]) -> JsonObject:
+    """The content of `results.json`; empty if there is none, or only losses of another model.
+
+    Raises:
+        StateError: It has tasks of another model, or cannot be read.
+    """
+    path = output / "results.json"
+    if not path.exists():
+        return {}
+    before = read_object(path, StateError)
+    # One folder may be named in two ways.
+    known = {**before, "model": Path(str(before.get("model"))).resolve()}
+    now = {**figures, "model": Path(figures["model"]).resolve()}
+    for name in ("model", "step", "context_length"):
+        if known.get(name) == now[name]:
+            continue
+        if before.get("tasks"):
+            raise StateError(
+                f"{path}: has tasks of another {name} ({before.get(name)!r}, now "
+                f"{figures[name]!r}); give another folder with -o, or remove the file"
+            )
+        return {}
+    return before
+
+
+def _merged(before: object, now: Sequence[JsonObject], key: str) -> list[JsonObject]:
+    """Results by name: those of this call in place of older ones."""
+    older = [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
+    names = {one[key] for one in now}
+    return [*(one for one in older if one.get(key) not in names), *now]
+
+
+def _save(output: Path, before: Mapping[str, Any], figures: dict[str, Any]) -> None:
+    """Write `results.json` atomically, with what it had of other tasks and datasets."""
+    tasks = _merged(before.get("tasks"), figures.get("tasks", []), "name")
+    figures = {**figures, "results": _merged(before.get("results"), figures["results"], "data")}
+    if tasks or "tasks" in figures:
+        figures["tasks"] = tasks
     try:
         output.mkdir(parents=True, exist_ok=True)
         partial = output / "results.json.partial"

@@ -170,8 +170,8 @@ class EvaluateKeywords(OpeningKeywords, total=False):
     shots: int | None
     chat: bool
     samples: int
-    temperature: float
-    max_tokens: int
+    temperature: float | None
+    max_tokens: int | None
     overlap: int | None
     unsafe: bool
     seed: int

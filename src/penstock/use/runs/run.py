@@ -371,17 +371,21 @@ class Run(RunFolder):
         Args:
             what: Names of tasks (mmlu, gsm8k, humaneval, …, lm-eval:NAME), or their settings, to
                 have other ones for each; datasets, also by folder, glob or URL; sources, mixtures.
-            output: Save answers and results.json in this folder, and continue from them.
+            output: Save answers and results.json in this folder, and continue from them; results of
+                other tasks and datasets of the same model stay in it.
             rows: Approximate number of rows to use of each dataset; None: all.
             worst: Name this many documents of each dataset, those with the highest loss a target.
-            settings: See `TaskSettings`, and context_length, device, threads.
+            settings: See `TaskSettings`, and context_length, device, threads. Each named task takes
+                those that have a meaning for it.
 
         Returns:
             `results`, the losses (by source, task and prediction head if there are several), with
             `accuracy` and `worst.1`, … if `worst` is given; `tasks`, the scores.
 
         Raises:
-            ConfigError: There is no such task or dataset, or it does not fit the model.
+            ConfigError: There is no such task or dataset, it does not fit the model, or a setting
+                has no meaning for any task.
+            StateError: The folder has results of another model, or the model's outputs are NaN.
         """
         place = None if output is None else Path(output)
         return evaluate_run(self._open_model, what, place, rows, worst, dict(settings))
