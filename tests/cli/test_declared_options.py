@@ -78,7 +78,7 @@ def test_help_says_what_the_declaration_says_in_words_of_the_command_line() -> N
 @pytest.mark.parametrize(
     ("address", "name", "end"),
     [
-        ("use.serving.settings.ServeSettings", "body_bytes", "[default: 262144]"),
+        ("use.serving.settings.ServeSettings", "messages", "[default: 4096]"),
         ("use.serving.settings.ServeSettings", "grace_seconds", "[default: 10]"),
         (SAMPLING, "stop", "May be repeated."),
         (MASK, "train_on_reasoning", "[default: yes]"),
