@@ -106,7 +106,7 @@ def test_a_text_of_several_lines_and_a_default_by_name() -> None:
     plot = declared("penstock.use.runs.run.Run.plot")["output"]
     assert plot.note.endswith("None: curves.html in the run's folder.")
     sizes = declared("penstock.use.serving.settings.ServeSettings")
-    assert (sizes["body_bytes"].value, sizes["image_bytes"].value) == (1 << 18, 20 << 20)
+    assert (sizes["messages"].value, sizes["image_bytes"].value) == (4096, 20 << 20)
     smoothing = declared("penstock.learn.training.curves.View")["smoothing"]
     assert isinstance(smoothing.default, ast.Name)
     assert smoothing.value == 0.01
