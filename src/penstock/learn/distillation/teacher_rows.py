@@ -62,6 +62,10 @@ class TeacherRow:
     """
     documents: Int32
     """[C] number of the chunk's document in the row."""
+    starts: Int64
+    """[n] first slot of each document in `input`, whose positions do not tell where all of a row
+    see each other.
+    """
     text_bytes: Int64
     """[n] bytes of each document's text that the teacher reads, for scores per byte."""
     pieces: Int64
@@ -70,6 +74,14 @@ class TeacherRow:
     """
     same_tokenizer: bool
     """Whether both sides have the same ids."""
+
+    @property
+    def slot_documents(self) -> Int64:
+        """[slots of `input`] number of each slot's document; n in padding."""
+        slots = np.arange(len(self.input.tokens))
+        documents: Int64 = np.searchsorted(self.starts, slots, side="right") - 1
+        documents[self.input.num_tokens :] = len(self.starts)
+        return documents
 
 
 @final
@@ -377,6 +389,7 @@ class RowMaker:
             teacher_bounds=teacher[kept],
             weights=means[kept],
             documents=documents[kept],
+            starts=teacher_starts,
             text_bytes=np.array(
                 [self.token_bytes[reading.ids].sum() for reading in readings], np.int64
             ),
@@ -411,6 +424,7 @@ class RowMaker:
             teacher_bounds=bounds,
             weights=weights[predictors],
             documents=(np.searchsorted(starts, predictors, side="right") - 1).astype(np.int32),
+            starts=starts[:-1],
             text_bytes=np.diff(ends[starts]),
             pieces=_keys(pieces),
             same_tokenizer=True,
