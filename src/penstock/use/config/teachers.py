@@ -280,13 +280,22 @@ def _projection(
     tokenizer: "Tokenizer",
     say: Callable[[str], None],
 ) -> "Projection":
+    pairs = _control_pairs(settings, student, tokenizer)
     if settings.projection is None:
         say(f"projecting the student's vocabulary onto that of {settings.model or settings.cache}")
-        return project(
-            student, tokenizer, control_pairs=_control_pairs(settings, student, tokenizer)
-        )
+        return project(student, tokenizer, control_pairs=pairs)
     found = Projection.load(settings.projection)
     found.check(student, tokenizer)
+    for (mine, theirs), (row, column) in zip(
+        settings.control_tokens.items(), pairs.items(), strict=True
+    ):
+        cells = found.indices[row]
+        if cells[cells >= 0].tolist() != [column]:
+            raise ConfigError(
+                f"{settings.projection}: does not project {mine!r} onto {theirs!r}, as "
+                "control_tokens say; make it again, with `penstock distill project --control "
+                f"'{mine}={theirs}'`, or leave out projection"
+            )
     return found
 
 
