@@ -4,9 +4,12 @@ import json
 import shutil
 
 import pytest
-from training_makers import losses, make, make_teacher, train, values
+from training_makers import losses, make, make_teacher, train, values, write_run_file
 
+from makers.datasets import prepare_here
 from makers.processes import call_penstock
+from makers.texts import make_texts
+from penstock import load_tokenizer
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.use.cli.distill import app
 
@@ -88,6 +91,24 @@ def test_a_cached_run_file_makes_its_own_cache(data, tmp_path, teacher):
     wider = section({"cache": str(tmp_path / "cache"), "max_tokens": 30}, kind="p_kl", top_k=4)
     with pytest.raises(ConfigError, match=r"teacher.*read.*tokens.*cache"):
         train(data, tmp_path / "other", wider, STEPS)
+
+
+def test_texts_begin_as_the_teacher_was_trained(data, tmp_path, teacher):
+    """Whatever its tokenizer does: its run knows, and its cache."""
+    tokenizer = load_tokenizer(teacher / "tokenizer")
+    for begins in ("yes", "no"):
+        folder = tmp_path / begins
+        texts = iter(make_texts(40))
+        prepare_here(texts, tokenizer, folder / "data" / "train", add_bos=begins)
+        train(write_run_file(folder), folder / "teacher", "training.steps=4")
+        told = section({"model": str(folder / "teacher")}, kind="p_kl", top_k=4)
+        cache(data, folder / "cache", "--set", told)
+        kept = section({"cache": str(folder / "cache")}, kind="p_kl", top_k=4)
+        for name, one in (("live", told), ("cached", kept)):
+            step = next(iter(make(data, folder / name, one).loader))
+            first = step[0].distillation[0].input.tokens[0]
+            assert (first == tokenizer.bos_id) == (begins == "yes")
+        assert train(data, folder / "run", kept, "training.steps=4")
 
 
 def test_refusals(data, tmp_path, teacher):

@@ -156,8 +156,9 @@ class TeacherSettings:
     """
     bos: bool | None = None
     """Whether each document begins with the teacher's BOS. None: companion documents stay as they
-    are; texts get the BOS if the teacher's tokenizer puts it there by itself, or if the student's
-    document begins with its own.
+    are; texts begin as those that the teacher was trained on. If that is unknown, as of a model of
+    transformers, they get the BOS if the teacher's tokenizer puts it there by itself, or if the
+    student's document begins with its own. With a cache: as it was made.
     """
     max_tokens: int | None = None
     """Maximum tokens per document that the teacher reads; later tokens get no distillation loss.

@@ -99,9 +99,12 @@ class TeacherText:
     """Control tokens with the same meaning, student id → teacher id, in addition to BOS and EOS."""
     bos: bool | None = None
     """Whether the teacher's documents begin with its BOS, all or none. None: companion documents
-    stay as they are; a text gets the BOS if the teacher's tokenizer puts it there by itself, as in
+    stay as they are; texts begin as those that the teacher was trained on (`trained_with_bos`). If
+    that is unknown, a text gets the BOS if the teacher's tokenizer puts it there by itself, as in
     `penstock prepare`, or if the student's document begins with its own.
     """
+    trained_with_bos: bool | None = None
+    """Whether the texts that the teacher was trained on begin with its BOS; None: unknown."""
     max_tokens: int | None = None
     """The teacher's context: the rest of a longer document is left out."""
     multiple: int = 1
@@ -295,10 +298,13 @@ class Reader:
         """Whether texts begin with the teacher's BOS; None: if the student's document begins with
         its own.
         """
-        tokenizer = self.teacher.tokenizer
-        if self.teacher.bos is not None or tokenizer.bos_id in (None, tokenizer.eos_id):
+        tokenizer, known = self.teacher.tokenizer, self.teacher.trained_with_bos
+        if self.teacher.bos is not None or tokenizer.bos_id is None:
             return self.teacher.bos
-        return bool(tokenizer.begin_ids)
+        if known is None:
+            return True if tokenizer.begin_ids else None
+        # An EOS that is BOS as well is not taken away: it may end an empty document.
+        return known or (None if tokenizer.bos_id == tokenizer.eos_id else False)
 
     def _cut(
         self, ids: Array, student_bounds: Array, teacher_bounds: Array, wanted: bool | None

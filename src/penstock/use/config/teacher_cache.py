@@ -25,6 +25,7 @@ from penstock.use.config.teachers import (
     packed_rows,
     student_tokenizer,
     teacher_text,
+    trained_with_bos,
 )
 
 Precision = Literal["float16", "float32"]
@@ -94,7 +95,9 @@ def cache_teacher(
     data = open_sources(settings.data, place)
     run, student = open_teacher_run(chosen), student_tokenizer(data)
     network, tokenizer = load_teacher(run.model, run.tokenizer, str(local_device(device)))
-    text = teacher_text(chosen, student, tokenizer, run.context_length)
+    text = teacher_text(
+        chosen, student, tokenizer, run.context_length, trained_with_bos(run, tokenizer)
+    )
     loader = make_loader(
         replace(
             data,
@@ -115,6 +118,8 @@ def cache_teacher(
         weights=run.fingerprint(),
         precision=precision,
         max_tokens=text.max_tokens,
+        bos=text.bos,
+        trained_with_bos=text.trained_with_bos,
         progress=progress,
     )
 

@@ -1,7 +1,7 @@
 """The teachers of a run file's section `teacher`, opened for training."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -64,7 +64,10 @@ def open_teachers(
     found = [_find(one) for one in settings.teachers]
     prints = [cast(Corpus, source.path).fingerprint for source in data.sources]
     texts = [
-        teacher_text(one.settings, student, one.tokenizer, one.context_length) for one in found
+        teacher_text(
+            one.settings, student, one.tokenizer, one.context_length, one.trained_with_bos
+        )
+        for one in found
     ]
     averaged = settings.combine == "average"
     if averaged:
@@ -117,6 +120,8 @@ class _Found:
     tokenizer: "Tokenizer"
     context_length: int | None
     """Maximum tokens per document that it reads, or that the cache holds."""
+    trained_with_bos: bool | None
+    """See `TeacherText`."""
     weights: str
     """Fingerprint of the teacher's model, or of the model that filled the cache."""
 
@@ -126,18 +131,21 @@ def _find(settings: TeacherSettings) -> _Found:
     if settings.cache is not None:
         tokenizer, made = CachedTeacher.reading_of(settings.cache)
         return _Found(
-            settings=settings,
+            settings=replace(settings, bos=made.bos if settings.bos is None else settings.bos),
             run=None,
             tokenizer=tokenizer,
             context_length=made.max_tokens,
+            trained_with_bos=made.trained_with_bos,
             weights=made.weights,
         )
     run = open_teacher_run(settings)
+    tokenizer = load_tokenizer(run.tokenizer)
     return _Found(
         settings=settings,
         run=run,
-        tokenizer=load_tokenizer(run.tokenizer),
+        tokenizer=tokenizer,
         context_length=run.context_length,
+        trained_with_bos=trained_with_bos(run, tokenizer),
         weights=run.fingerprint(),
     )
 
@@ -146,6 +154,12 @@ def open_teacher_run(settings: TeacherSettings) -> "RunFolder":
     """The run, or the Hugging Face folder, of a teacher that has a model."""
     assert settings.model is not None
     return RunFolder.open(settings.model.removeprefix(HUGGING_FACE))
+
+
+def trained_with_bos(run: "RunFolder", tokenizer: "Tokenizer") -> bool | None:
+    """Whether the texts that a run was trained on begin with BOS; None: unknown."""
+    begin = run.facts.begin_ids
+    return None if begin is None else tokenizer.bos_id in begin
 
 
 def load_teacher(model: Path, tokenizer: Path, device: str) -> "tuple[LanguageModel, Tokenizer]":
@@ -158,13 +172,17 @@ def teacher_text(
     student: "Tokenizer",
     tokenizer: "Tokenizer",
     context_length: int | None,
+    trained_with_bos: bool | None,
 ) -> "TeacherText":
-    """How a teacher reads the sources' text: by default at most its context of each document."""
+    """How a teacher reads the sources' text: by default at most its context of each document, with
+    BOS as it was trained.
+    """
     return TeacherText(
         tokenizer,
         settings.documents,
         control_pairs=_control_pairs(settings, student, tokenizer),
         bos=settings.bos,
+        trained_with_bos=trained_with_bos,
         max_tokens=settings.max_tokens or context_length,
         multiple=settings.multiple,
     )
