@@ -206,7 +206,8 @@ class Distiller(nn.Module):
             cross_entropy: The step's cross entropy, nats a target.
 
         Returns:
-            `distillation`: divergence from all teachers, before any factor; `distillation_NUMBER`:
+            `distillation`: divergence from all teachers, times their shares and weights, before the
+            factors `distillation` and `balance`; `distillation_NUMBER`:
             from each, if there are several; `chunks`: the sum of the chunks' weights in this step.
         """
         parts = [

@@ -21,6 +21,7 @@ from penstock.learn.training import RunFolder
 from penstock.models import PackedRows
 from penstock.models.facts import require_token_by_token
 from penstock.models.saving import load_model
+from penstock.plan.objectives.objective import Causal
 from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.config.run_file import DataSettings
 
@@ -60,6 +61,8 @@ def open_teachers(
     if settings is None:
         return None
 
+    if any(one.cache is not None for one in settings.teachers):
+        require_cacheable(data)
     student = student_tokenizer(data)
     found = [_find(one) for one in settings.teachers]
     prints = [cast(Corpus, source.path).fingerprint for source in data.sources]
@@ -108,6 +111,22 @@ def student_tokenizer(data: DataSettings) -> "Tokenizer":
     )
 
 
+def require_cacheable(data: DataSettings) -> None:
+    """Refuse sources of which a cache would know the first epoch alone.
+
+    Raises:
+        ConfigError: An objective rewrites documents in several epochs.
+    """
+    for source in data.sources:
+        once = source.max_epochs is not None and source.max_epochs <= 1
+        if not (once or isinstance(source.objective, Causal)):
+            raise ConfigError(
+                f"source {source.name!r}: its objective, {source.objective.name}, rewrites each "
+                "document anew in each epoch, and a teacher's cache knows the first alone; set "
+                "max_epochs to 1, leave out objective, or train with the teacher's model"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Found:
     """A teacher on disk. A run is opened only once, because that reads its whole checkpoint to
@@ -151,9 +170,16 @@ def _find(settings: TeacherSettings) -> _Found:
 
 
 def open_teacher_run(settings: TeacherSettings) -> "RunFolder":
-    """The run, or the Hugging Face folder, of a teacher that has a model."""
+    """The run, or the Hugging Face folder, of a teacher that has a model.
+
+    Raises:
+        ConfigError: The model was trained by diffusion.
+        FormatError: There is none.
+    """
     assert settings.model is not None
-    return RunFolder.open(settings.model.removeprefix(HUGGING_FACE))
+    found = RunFolder.open(settings.model.removeprefix(HUGGING_FACE))
+    require_token_by_token(found, "a teacher")
+    return found
 
 
 def trained_with_bos(run: "RunFolder", tokenizer: "Tokenizer") -> bool | None:
@@ -329,7 +355,6 @@ def _teacher(
     if settings.cache is not None:
         return CachedTeacher(settings.cache, tokenizer, wanted, sources, device=device)
     assert run is not None
-    require_token_by_token(run, "a teacher")
     if settings.process == "own":
         load = partial(load_teacher, run.model, run.tokenizer, str(device))
         return ProcessTeacher(load, wanted, threads=settings.threads, device=device, packed=packed)
