@@ -163,7 +163,8 @@ def test_a_control_token_before_the_end_of_a_turn_is_not_its_end(student, teache
         found = align_chats(aligner, ids, np.ones(len(ids)), other_ids, np.ones(len(other_ids)))
         kept = found.kinds == CONTROL
         sides = (ids, found.student_bounds), (other_ids, found.teacher_bounds)
-        return list(zip(*([side[at] for at in bounds[kept, 0]] for side, bounds in sides)))
+        mine, theirs = ([side[at] for at in bounds[kept, 0]] for side, bounds in sides)
+        return list(zip(mine, theirs, strict=True))
 
     plain = Aligner(student, teacher)
     assert controls(plain, [*words, closed, end], [*others, done]) == [(end, done)]

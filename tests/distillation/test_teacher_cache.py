@@ -524,9 +524,7 @@ def test_a_link_to_another_part(
         CachedTeacher(cache, teacher_tokenizer, WANTED, [])
 
 
-def test_a_cache_of_before_bos_was_kept_is_read(
-    teacher_tokenizer: Tokenizer, write: Any
-) -> None:
+def test_a_cache_of_before_bos_was_kept_is_read(teacher_tokenizer: Tokenizer, write: Any) -> None:
     cache = write()
     value = json.loads((cache / layout.MANIFEST).read_bytes())
     del value["settings"]["bos"], value["settings"]["trained_with_bos"], value["seal"]

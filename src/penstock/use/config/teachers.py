@@ -67,9 +67,7 @@ def open_teachers(
     found = [_find(one) for one in settings.teachers]
     prints = [cast(Corpus, source.path).fingerprint for source in data.sources]
     texts = [
-        teacher_text(
-            one.settings, student, one.tokenizer, one.context_length, one.trained_with_bos
-        )
+        teacher_text(one.settings, student, one.tokenizer, one.context_length, one.trained_with_bos)
         for one in found
     ]
     averaged = settings.combine == "average"

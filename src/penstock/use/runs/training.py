@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Unpack, overload
 
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonObject
@@ -147,8 +147,9 @@ def distill(
     taught = {name: given.pop(name) for name in _OF_TEACHER if name in given}
     if "loss" in given or callable(loss):
         raise ConfigError("ps.distill: a loss of your own does not go with a teacher; use ps.train")
-    several = isinstance(teacher, Iterable) and not isinstance(teacher, str | Mapping)
-    listed: Iterable[object] = teacher if several else [teacher]
+    listed: Iterable[object] = [teacher]
+    if isinstance(teacher, Iterable) and not isinstance(teacher, str | Mapping):
+        listed = teacher
     taught["teachers"] = [_teacher(each, loss) for each in listed]
     section = training_section(
         given, "ps.distill", ("output", "resume", "progress", "teacher", "loss", *_OF_TEACHER)
