@@ -164,9 +164,10 @@ def _teacher(given: object, loss: DistillLoss | None) -> JsonObject:
     if isinstance(given, str | Path):
         given = {"model": str(given)}
     if not isinstance(given, TeacherSettings | Mapping):
+        shown = "None" if given is None else described(given)
         raise ConfigError(
-            f"ps.distill: a teacher is {given and described(given)}; expected a run or its folder, a folder "
-            "of transformers with its tokenizer, settings (TeacherSettings), or a list of these; a "
+            f"ps.distill: a teacher is {shown}; expected a run or its folder, a folder of "
+            "transformers with its tokenizer, settings (TeacherSettings), or a list of these; a "
             "model in memory is saved first, as with save_pretrained"
         )
     found: JsonObject = plain(given, (), {})
