@@ -149,8 +149,12 @@ def test_ends_of_turns_on_one_side_and_turns_that_are_nothing_else(student, teac
     both = align([end], [done])
     assert both.student_bounds.tolist() == both.teacher_bounds.tolist() == [[0, 1]]
     twice = align([*words, end, student.eos_id], [*others, done])
-    assert twice.student_bounds[-1].tolist() == [len(words) + 1, len(words) + 2]
+    assert twice.student_bounds[-1].tolist() == [len(words), len(words) + 1]
     assert twice.kinds[-1] == CONTROL
+    other = align([*words, end], [*others, done, teacher.eos_id])
+    assert other.teacher_bounds[-1].tolist() == [len(others), len(others) + 1]
+    ended = align([*words, end, student.eos_id], [*others, done, teacher.eos_id])
+    assert ended.student_bounds[-1].tolist() == [len(words) + 1, len(words) + 2]
 
 
 def test_a_control_token_before_the_end_of_a_turn_is_not_its_end(student, teacher):

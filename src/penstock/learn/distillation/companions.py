@@ -166,14 +166,24 @@ def align_chats(
         chunks.append((turn.student_bounds + begin, turn.teacher_bounds + first, turn.kinds))
         # Control tokens before the last, such as the end of a tool call, mean something of their
         # own, so the aligner pairs them only if it knows their counterparts.
+        has_eos = (
+            student_ids[end - 1] == aligner.student.eos_id,
+            teacher_ids[last - 1] == aligner.teacher.eos_id,
+        )
+        own = _end_of_turn(student_ids, begin, end, student_control, has_eos == (True, False))
+        other = _end_of_turn(teacher_ids, first, last, teacher_control, has_eos == (False, True))
         if (
-            int(student_ids[end - 1]) in student_control
-            and int(teacher_ids[last - 1]) in teacher_control
-            and turn.student_bounds.max(initial=0) < end - begin
-            and turn.teacher_bounds.max(initial=0) < last - first
+            int(student_ids[own]) in student_control
+            and int(teacher_ids[other]) in teacher_control
+            and turn.student_bounds.max(initial=0) <= own - begin
+            and turn.teacher_bounds.max(initial=0) <= other - first
         ):
             chunks.append(
-                (np.array([[end - 1, end]]), np.array([[last - 1, last]]), np.array([CONTROL]))
+                (
+                    np.array([[own, own + 1]]),
+                    np.array([[other, other + 1]]),
+                    np.array([CONTROL]),
+                )
             )
     student_bounds, teacher_bounds, kinds = (
         np.concatenate(column) for column in zip(*chunks, strict=True)
@@ -231,6 +241,16 @@ def _runs(weights: object) -> Int64:
     """Half-open ranges of trained tokens, int64 [runs, 2]."""
     trained = np.concatenate([[False], np.asarray(weights) > 0, [False]])
     return np.flatnonzero(trained[1:] != trained[:-1]).reshape(-1, 2)
+
+
+def _end_of_turn(
+    ids: Any, begin: int, end: int, control: Collection[int], has_lone_eos: bool
+) -> int:
+    """Place of the token that ends a turn: the last, but for an EOS behind it that the other side
+    does not write.
+    """
+    behind = has_lone_eos and end - begin > 1 and int(ids[end - 2]) in control
+    return end - 2 if behind else end - 1
 
 
 def _control_ids(tokenizer: Tokenizer) -> frozenset[int]:
