@@ -69,6 +69,7 @@ def make_teacher_row(
         teacher_bounds=none,
         weights=np.empty(0, np.float32),
         documents=np.empty(0, np.int32),
+        starts=np.cumsum([0, *lengths[:-1]]),
         text_bytes=np.ones(len(lengths), np.int64),
         pieces=np.array(
             [[0, number, 0, length] for number, length in enumerate(lengths)], np.int64

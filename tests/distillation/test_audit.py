@@ -235,5 +235,8 @@ def test_one_call_audits_texts_and_datasets(
         documents=9, format="text",
     )  # fmt: skip
     assert found == audit.report()
+    for count in (0, -1):
+        with pytest.raises(ConfigError, match=f"documents must be at least 1, got {count}"):
+            ps.inspection.audit_teacher(student, teacher, data=[str(data.path)], documents=count)
     with pytest.raises(ConfigError, match="nothing to audit"):
         ps.inspection.audit_teacher(student, teacher)

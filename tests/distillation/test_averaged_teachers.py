@@ -224,6 +224,7 @@ def test_scores_are_shares_of_the_mean():
     given = {"combine": "average", "choose": "by_score", "sharpness": 3.0}
     value, _ = learn(world, distiller_of(world, each, (1.0, 2.0), loss, row, **given), row)
     scores = np.stack([document_scores(one, row, "likelihood").numpy() for one in each])
+    scores[:, 1] = 0  # of one token, which none predicts
     shares = softmax(3 * scores.T).T * np.array([[1.0], [2.0]])
     shares /= shares.sum(0)
     logits = world.head(world.hidden).detach().numpy()[:, : world.vocab_size]
@@ -237,6 +238,30 @@ def test_scores_are_shares_of_the_mean():
         )
         total += weight * mixed(p, softmax(logits[slot - 1]), 1.0)
     assert value == pytest.approx(total / row.weights.sum(), rel=NEAR)
+
+
+@pytest.mark.parametrize("sharpness", [0.0, 2.0])
+def test_a_teacher_that_predicts_nothing_of_a_document_gets_none_of_it(sharpness):
+    """It reads one token of each, and 0 nats a byte would be the best likelihood."""
+    row, short = row_of((4, 3), (8, 6)), row_of((1, 1), (1, 1))
+    world = world_of(row)
+    each = [outputs_of(one, world.vocab_size, seed) for seed, one in enumerate((short, row))]
+    loss = LossSettings(kind="kl")
+    for choose, due in (("best", [[0, 0], [1, 1]]), ("by_score", [[0, 0], [2, 2]])):
+        found = distiller_of(world, each, [1, 2], loss, row, choose=choose, sharpness=sharpness)
+        assert found._shares(each, (short, row)).tolist() == due
+        # None predicts anything: no share is NaN.
+        assert found._shares([each[0]] * 2, (short, short)).sum(0).isfinite().all()
+
+
+def test_the_mean_is_by_document_where_documents_see_each_other():
+    row = row_with_chunks()
+    slots = len(row.input.tokens)
+    joined = replace(row, input=replace(row.input, positions=np.arange(slots, dtype=np.int32)))
+    each = [outputs_of(row, 11, seed) for seed in range(2)]
+    weights = torch.tensor([[1.0, 0.5, 0.0], [0.0, 0.5, 1.0]])
+    due, found = (averaged(each, one, weights) for one in (row, joined))
+    torch.testing.assert_close(found.log_probs, due.log_probs)
 
 
 def test_a_row_without_chunks_is_zero_and_reaches_the_head():

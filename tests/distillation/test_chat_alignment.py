@@ -151,6 +151,33 @@ def test_ends_of_turns_on_one_side_and_turns_that_are_nothing_else(student, teac
     twice = align([*words, end, student.eos_id], [*others, done])
     assert twice.student_bounds[-1].tolist() == [len(words), len(words) + 1]
     assert twice.kinds[-1] == CONTROL
+    other = align([*words, end], [*others, done, teacher.eos_id])
+    assert other.teacher_bounds[-1].tolist() == [len(others), len(others) + 1]
+    ended = align([*words, end, student.eos_id], [*others, done, teacher.eos_id])
+    assert ended.student_bounds[-1].tolist() == [len(words) + 1, len(words) + 2]
+
+
+def test_a_control_token_before_the_end_of_a_turn_is_not_its_end(student, teacher):
+    """Such as </tool_call>, which the other template may spell as text."""
+    closed, end = student.bos_id, student.special_tokens["<|im_end|>"]
+    done = teacher.special_tokens["<|done|>"]
+    words, others = student.encode("water"), teacher.encode("water")
+
+    def controls(aligner, ids, other_ids):
+        found = align_chats(aligner, ids, np.ones(len(ids)), other_ids, np.ones(len(other_ids)))
+        kept = found.kinds == CONTROL
+        sides = (ids, found.student_bounds), (other_ids, found.teacher_bounds)
+        mine, theirs = ([side[at] for at in bounds[kept, 0]] for side, bounds in sides)
+        return list(zip(mine, theirs, strict=True))
+
+    plain = Aligner(student, teacher)
+    assert controls(plain, [*words, closed, end], [*others, done]) == [(end, done)]
+    both = controls(plain, [*words, closed, end], [*others, teacher.bos_id, done])
+    assert both == [(closed, teacher.bos_id), (end, done)]
+    # A pair that was told goes before that of the last tokens.
+    told = Aligner(student, teacher, control_pairs={end: done})
+    found = controls(told, [*words, end, student.eos_id], [*others, done])
+    assert found == [(end, done)]
 
 
 def test_companion_documents_of_a_joined_source(tmp_path, student_chats, chats, student, teacher):

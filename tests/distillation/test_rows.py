@@ -317,6 +317,26 @@ def test_bos_on_both_sides_trains_the_first_word(tmp_path, student, teacher):
                 assert (made.student_bounds[0, 0] == 1) == (bos is not False)
 
 
+def test_a_text_begins_as_the_teacher_was_trained(tmp_path, student, teacher):
+    """By its run's word; else by its tokenizer's, or as the student's document does."""
+    silent = teacher.beginning_with(())
+    assert teacher.begin_ids
+    words = student.encode("water the pipe")
+    begins = {}
+    for name, ids in (("with", [student.bos_id, *words]), ("without", words)):
+        corpus = write_dataset(tmp_path / name, [ids], tokenizer=TokenizerInfo.of(student))
+        for reader in (teacher, silent):
+            for trained in (None, True, False):
+                text = TeacherText(reader, trained_with_bos=trained)
+                rows = rows_of(build(corpus, TeacherRows(student, [text]), packing="none"))
+                first = rows[0].distillation[0].input.tokens[0]
+                begins[name, reader is teacher, trained] = bool(first == teacher.bos_id)
+    assert begins == {
+        (name, adds, trained): (adds or name == "with") if trained is None else trained
+        for name, adds, trained in begins
+    }
+
+
 def test_weights_are_means_and_an_untrained_token_takes_its_chunk_out(tmp_path, student, teacher):
     texts = water_texts(40, seed=9)
     documents = [student.encode(text) for text in texts]

@@ -113,7 +113,7 @@ def write(
     def run(to: str = "cache", wanted: Wanted = WANTED, **settings: Any) -> Path:
         given = {
             name: settings.pop(name)
-            for name in ("precision", "part_bytes", "name")
+            for name in ("precision", "part_bytes", "name", "bos")
             if name in settings
         }
         loader = make_loader(folder, student, teacher_tokenizer, **settings)
@@ -396,6 +396,8 @@ def test_what_cannot_be_written_is_refused(
         write(wanted=Wanted(temperature=2.0, top_k=5, boundary=True))
     with pytest.raises(OutputError, match="sequence_length: 64, now 48"):
         write(sequence_length=48)
+    with pytest.raises(OutputError, match="bos: None, now True"):
+        write(bos=True)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(OutputError, match="not empty and holds no cache"):
@@ -520,3 +522,12 @@ def test_a_link_to_another_part(
     (cache / "part-00000.bin").symlink_to(tmp_path / "part")
     with pytest.raises(CorruptionError, match=r"part-00000\.bin: is a link"):
         CachedTeacher(cache, teacher_tokenizer, WANTED, [])
+
+
+def test_a_cache_of_before_bos_was_kept_is_read(teacher_tokenizer: Tokenizer, write: Any) -> None:
+    cache = write()
+    value = json.loads((cache / layout.MANIFEST).read_bytes())
+    del value["settings"]["bos"], value["settings"]["trained_with_bos"], value["seal"]
+    (cache / layout.MANIFEST).write_text(json.dumps({**value, "seal": seal_of(value)}))
+    assert CachedTeacher.reading_of(cache)[1].bos is None
+    assert CachedTeacher(cache, teacher_tokenizer, WANTED, []).manifest.settings.top_k == 6

@@ -228,6 +228,13 @@ def test_a_projection_knows_the_control_tokens_that_were_told(data, tmp_path, ot
         (one,) = make(data, tmp_path / f"run {len(due)}", assignment).distiller.teachers
         row = one.projection.indices[student]
         assert row[row >= 0].tolist() == due
+        one.projection.save(tmp_path / f"{len(due)}.safetensors")
+    with_file = [
+        teach({**told, "projection": str(tmp_path / f"{count}.safetensors")}) for count in range(2)
+    ]
+    with pytest.raises(ConfigError, match=r"does not project '\[NLU\]'.*--control '\[NLU\]="):
+        make(data, tmp_path / "run", with_file[0])
+    make(data, tmp_path / "run", with_file[1])
 
 
 def test_a_run_is_not_resumed_with_or_without_a_teacher(data, tmp_path, same):

@@ -22,6 +22,7 @@ from penstock.core.errors import (
     OutputError,
     StateError,
 )
+from penstock.learn.distillation.settings import LossSettings, TeacherSettings
 from penstock.use.config import load_data, load_run
 from penstock.use.config import make_loader as loader_of_file
 from penstock.use.config.run_file import PYTHON
@@ -393,7 +394,7 @@ def test_distill(data, tmp_path, made):
         ps.distill(
             make_model(data, width=8),
             make_loader(data),
-            teacher=[{"model": str(made.path)}],
+            teacher=[made],
             loss="kl",
             output=tmp_path / "killed",
             on_step=KillAfter(3),
@@ -401,6 +402,25 @@ def test_distill(data, tmp_path, made):
         )
     again = ps.open_run(tmp_path / "killed").resume(on_step=None, progress=False)
     assert losses(again.metrics) == losses(run.metrics)
+
+
+def test_a_teachers_own_loss_stays(data, tmp_path, made):
+    """Also one that equals the default."""
+    teachers = [
+        TeacherSettings(model=str(made.path)),
+        TeacherSettings(model=str(made.path), loss=LossSettings()),
+    ]
+    given = {**SETTINGS, "steps": 4, "loss": "kl", "teacher": teachers}
+    ps.distill(make_model(data, width=8), make_loader(data), output=tmp_path / "run", **given)
+    kept = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())["teacher"]["teachers"]
+    assert [one["loss"]["kind"] for one in kept] == ["kl", "p_kl"]
+
+
+def test_what_is_no_teacher(data, tmp_path):
+    student = make_model(data, width=8)
+    for given, shown in ((None, "None"), (student, "Transformer, [0-9,]+ weights"), ([3], "an")):
+        with pytest.raises(ConfigError, match=f"a teacher is {shown}.*; expected a run"):
+            ps.distill(student, make_loader(data), teacher=given, output=tmp_path / "run")
 
 
 RANKS = """

@@ -4,9 +4,12 @@ import json
 import shutil
 
 import pytest
-from training_makers import losses, make, make_teacher, train, values
+from training_makers import losses, make, make_teacher, train, values, write_run_file
 
+from makers.datasets import prepare_here
 from makers.processes import call_penstock
+from makers.texts import make_texts
+from penstock import load_tokenizer
 from penstock.core.errors import ConfigError, CorruptionError, FormatError, OutputError
 from penstock.use.cli.distill import app
 
@@ -19,6 +22,14 @@ STEPS = "training.steps=6"
 def teacher(tmp_path_factory):
     """Of the same sentences in another vocabulary."""
     return make_teacher(tmp_path_factory.mktemp("teacher"), 10)
+
+
+@pytest.fixture(scope="module")
+def same(data, tmp_path_factory):
+    """With the student's tokenizer."""
+    folder = tmp_path_factory.mktemp("same") / "teacher"
+    train(data, folder, "training.steps=4")
+    return folder
 
 
 def cache(data, output, *arguments):
@@ -90,6 +101,24 @@ def test_a_cached_run_file_makes_its_own_cache(data, tmp_path, teacher):
         train(data, tmp_path / "other", wider, STEPS)
 
 
+def test_texts_begin_as_the_teacher_was_trained(data, tmp_path, teacher):
+    """Whatever its tokenizer does: its run knows, and its cache."""
+    tokenizer = load_tokenizer(teacher / "tokenizer")
+    for begins in ("yes", "no"):
+        folder = tmp_path / begins
+        texts = iter(make_texts(40))
+        prepare_here(texts, tokenizer, folder / "data" / "train", add_bos=begins)
+        train(write_run_file(folder), folder / "teacher", "training.steps=4")
+        told = section({"model": str(folder / "teacher")}, kind="p_kl", top_k=4)
+        cache(data, folder / "cache", "--set", told)
+        kept = section({"cache": str(folder / "cache")}, kind="p_kl", top_k=4)
+        for name, one in (("live", told), ("cached", kept)):
+            step = next(iter(make(data, folder / name, one).loader))
+            first = step[0].distillation[0].input.tokens[0]
+            assert (first == tokenizer.bos_id) == (begins == "yes")
+        assert train(data, folder / "run", kept, "training.steps=4")
+
+
 def test_refusals(data, tmp_path, teacher):
     with pytest.raises(ConfigError, match=r"0.*number 0.*teacher"):
         cache(data, tmp_path / "cache")
@@ -99,6 +128,11 @@ def test_refusals(data, tmp_path, teacher):
     ):
         with pytest.raises(ConfigError, match=message):
             cache(data, tmp_path / "cache", "--set", section({"model": str(teacher)}, kind=kind))
+    told = section({"model": str(teacher)}, kind="p_kl", top_k=4)
+    with pytest.raises(ConfigError, match="there is no number -1"):
+        cache(data, tmp_path / "cache", "--set", told, "--number=-1")
+    with pytest.raises(ConfigError, match="top_k must be at least 1, got 0"):
+        cache(data, tmp_path / "cache", "--set", told, "--top-k", 0)
     said = cache(data, tmp_path / "cache", "--teacher", teacher, "--top-k", 3)
     assert said["top_k"] == 3
     # In another place it is the same cache; without its manifest it is none.
@@ -108,6 +142,56 @@ def test_refusals(data, tmp_path, teacher):
     (moved / "cache.json").unlink()
     with pytest.raises(FormatError, match="not a teacher's cache"):
         train(data, tmp_path / "run", section({"cache": str(moved)}, kind="p_kl", top_k=3), STEPS)
+
+
+def sources_of(*sources):
+    return f"data.sources={json.dumps(sources)}"
+
+
+def test_objectives_that_rewrite_documents_are_cached_for_one_epoch(data, tmp_path, same):
+    """In the next epoch the documents are others."""
+    tokens = [f"<extra_id_{number}>" for number in range(3)]
+    objective = {"kind": "infill", "tokens": tokens, "rate": 1.0}
+    source = {"path": str(data / "data" / "train"), "objective": objective}
+    told = section({"model": str(same)}, kind="kl", top_k=4)
+    kept = section({"cache": str(tmp_path / "cache")}, kind="kl", top_k=4)
+    refused = r"source '.*': its objective, infill, rewrites .* max_epochs to 1"
+    with pytest.raises(ConfigError, match=refused):
+        cache(data, tmp_path / "cache", "--set", told, "--set", sources_of(source))
+    once = sources_of({**source, "max_epochs": 1})
+    cache(data, tmp_path / "cache", "--set", told, "--set", once)
+    assert train(data, tmp_path / "once", kept, once, STEPS)
+    with pytest.raises(ConfigError, match=refused):
+        train(data, tmp_path / "run", kept, sources_of(source), STEPS)
+
+
+def test_sources_that_come_and_go_are_cached_whole(data, tmp_path, teacher):
+    sources = sources_of(
+        {"path": str(data / "data" / "train"), "name": "a"},
+        {"path": str(data / "data" / "validation"), "name": "b", "share": 0},
+    )
+    changes = f"data.changes={json.dumps([{'step': 2, 'shares': {'a': 0, 'b': 1}}])}"
+    words = [word for one in (sources, changes) for word in ("--set", one)]
+    cache(data, tmp_path / "cache", "--teacher", teacher, "--top-k", 4, *words)
+    kept = section({"cache": str(tmp_path / "cache")}, kind="p_kl", top_k=4)
+    # Three times through the smaller source, and the larger one from its first step on.
+    train(data, tmp_path / "run", kept, sources, changes, "training.steps=20")
+    train(data, tmp_path / "first", kept, "training.steps=20")
+
+
+def test_a_teacher_that_was_trained_by_diffusion_is_refused(data, tmp_path):
+    source = sources_of(
+        {
+            "path": str(data / "data" / "train"),
+            "objective": {"kind": "masked_diffusion", "mask_token": "[NLU]"},
+        }
+    )
+    train(data, tmp_path / "teacher", source, "training.steps=4")
+    told = section({"model": str(tmp_path / "teacher")}, kind="kl", top_k=4)
+    with pytest.raises(ConfigError, match="a teacher: the model was trained by diffusion"):
+        cache(data, tmp_path / "cache", "--set", told)
+    with pytest.raises(ConfigError, match="a teacher: the model was trained by diffusion"):
+        train(data, tmp_path / "run", told, STEPS)
 
 
 def test_a_teacher_that_went_on_is_another_one(data, tmp_path, teacher):

@@ -44,10 +44,8 @@ def averaged(outputs: Sequence[TeacherOutputs], row: TeacherRow, weights: Tensor
     first = outputs[0]
     _check(outputs)
     device = first.token_log_probs.device
-    positions = row.input.positions
-    assert positions is not None
     # Padding is one more document, of which nothing is read.
-    documents = on_device((positions == 0).cumsum() - 1, device)
+    documents = on_device(row.slot_documents, device)
     shares = torch.nn.functional.pad(weights.to(device), (0, 1), value=1.0)
     shares = (shares / shares.sum(0))[:, documents].to(first.token_log_probs.dtype)
     others = [one.to(device) for one in outputs]

@@ -48,6 +48,8 @@ COLUMNS = 9
 LINES = ("token_log_probs", "boundary_log_probs", "entropy", "kept")
 """Arrays of one float32 a token."""
 Precision = Literal["float16", "float32"]
+_LATER = frozenset({"bos", "trained_with_bos"})
+"""Settings that older caches do not have."""
 
 
 @final
@@ -77,6 +79,9 @@ class CacheSettings:
     """Maximum tokens per document that the teacher read; None: all."""
     weights: str = ""
     """Fingerprint of the teacher's model; empty if unknown."""
+    bos: bool | None = None
+    """`bos` of the `TeacherText` that read; likewise `trained_with_bos`."""
+    trained_with_bos: bool | None = None
 
     def __post_init__(self) -> None:
         if self.precision not in ("float16", "float32"):
@@ -150,7 +155,7 @@ class CacheSettings:
         Raises:
             ValueError: It has other fields or types, or values that no cache can have.
         """
-        found = record_of(cls, value, "settings")
+        found = record_of(cls, value, "settings", may_lack=_LATER)
         found.check_ranges()
         return found
 
@@ -222,6 +227,9 @@ class CacheManifest:
         if value.pop("seal", None) != seal_of(value):
             raise ValueError("it was changed after it was written")
         del value["format"], value["version"]
+        settings = value.get("settings")
+        if isinstance(settings, dict):
+            value["settings"] = {**dict.fromkeys(_LATER), **settings}
         found = record_of(cls, value)
         found.settings.check_ranges()
         if min(found.pieces, found.tokens, *found.part_bytes) < 0 or any(

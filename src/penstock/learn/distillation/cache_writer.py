@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
@@ -55,6 +55,8 @@ def write_cache(
     weights: str = "",
     precision: Precision = "float16",
     max_tokens: int | None = None,
+    bos: bool | None = None,
+    trained_with_bos: bool | None = None,
     part_bytes: int = PART_BYTES,
     progress: bool = False,
 ) -> CacheManifest:
@@ -74,6 +76,7 @@ def write_cache(
         precision: Dtype of the stored top-k log-probabilities.
         max_tokens: Maximum tokens per document that the companion lets the teacher read. Training
             with the cache needs the same value.
+        bos: `bos` of the companion's `TeacherText`; likewise `trained_with_bos`.
         part_bytes: A part ends at the first step with at least this many bytes.
         progress: Show a progress bar.
 
@@ -85,7 +88,12 @@ def write_cache(
         CorruptionError: The folder holds a finished cache with a missing or damaged file.
     """
     output = local_path(output, "a teacher's cache")
-    settings = _settings(loader, tokenizer, wanted, name, weights, precision, max_tokens)
+    settings = replace(
+        _settings(loader, tokenizer, wanted, name, weights, precision),
+        max_tokens=max_tokens,
+        bos=bos,
+        trained_with_bos=trained_with_bos,
+    )
     if (output / layout.MANIFEST).is_file():
         manifest = CacheManifest.load(output)
         _require_same(output, settings, manifest.settings)
@@ -113,7 +121,6 @@ def _settings(
     name: str,
     weights: str,
     precision: Precision,
-    max_tokens: int | None,
 ) -> CacheSettings:
     if wanted.top_k is None or not wanted.boundary:
         raise ConfigError("a cache needs top_k and boundary; pass Wanted(top_k=…, boundary=True)")
@@ -138,7 +145,6 @@ def _settings(
         sequence_length=loader.settings.sequence_length,
         sources=tuple(dataset.fingerprint for dataset in loader.datasets),
         names=tuple(source.name for source in loader.mixture.sources),
-        max_tokens=max_tokens,
     )
 
 

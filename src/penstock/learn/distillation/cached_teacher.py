@@ -146,7 +146,8 @@ class CachedTeacher:
         if stored_sum != ids_sum or slots != expected_slots:
             raise ConfigError(
                 f"{self._folder}: {name}: the teacher read other tokens when the cache was "
-                "made; use the teacher's bos, max_tokens and documents of that time"
+                "made; use the teacher's bos, max_tokens and documents of that time, and with an "
+                "objective that rewrites documents also the seed"
             )
         data = self._parts[part][offset : offset + self._settings.bytes_of(slots)]
         stored = self._settings.views(data, slots)

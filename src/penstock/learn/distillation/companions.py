@@ -9,7 +9,7 @@ dataset is an error at set-up, before any step.
 Two renderings of a conversation have no common text, because templates differ in everything around
 the turns. But both train the assistant's words and the tokens that end its turns, so the trained
 runs are the turns, and both sides have the same number of them. `align_chats` aligns each pair of
-turns by bytes, and their ends, whatever control tokens they are, by one explicit pair.
+turns by bytes, and their last tokens, whatever control tokens they are, by one explicit pair.
 """
 
 from collections.abc import Collection
@@ -19,7 +19,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from penstock.core.arrays import Array, Int64
+from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError, ConversationError
 from penstock.data.shards import Corpus, Document
 from penstock.data.shards.opening import open_dataset
@@ -142,8 +142,8 @@ def align_chats(
         teacher_ids: [tokens]; likewise `teacher_weights`.
 
     Returns:
-        Chunks of trained tokens only. If the words of a turn are followed by a control token on
-        both sides, the two form a CONTROL pair.
+        Chunks of trained tokens only. If a turn ends in a control token on both sides, and neither
+        has its counterpart elsewhere in the turn, the two form a CONTROL pair.
 
     Raises:
         ConversationError: The two have different numbers of turns.
@@ -161,15 +161,26 @@ def align_chats(
     for (begin, end), (first, last) in zip(
         student_turns.tolist(), teacher_turns.tolist(), strict=True
     ):
-        words = _end_of_words(student_ids, begin, end, student_control)
-        other = _end_of_words(teacher_ids, first, last, teacher_control)
-        turn = aligner.align(student_ids[begin:words], teacher_ids[first:other])
+        turn = aligner.align(student_ids[begin:end], teacher_ids[first:last])
         methods.append(turn.method)
         chunks.append((turn.student_bounds + begin, turn.teacher_bounds + first, turn.kinds))
-        if words < end and other < last:
+        # Control tokens before the last, such as the end of a tool call, mean something of their
+        # own, so the aligner pairs them only if it knows their counterparts.
+        has_eos = (
+            student_ids[end - 1] == aligner.student.eos_id,
+            teacher_ids[last - 1] == aligner.teacher.eos_id,
+        )
+        own = _end_of_turn(student_ids, begin, end, student_control, has_eos == (True, False))
+        other = _end_of_turn(teacher_ids, first, last, teacher_control, has_eos == (False, True))
+        if (
+            int(student_ids[own]) in student_control
+            and int(teacher_ids[other]) in teacher_control
+            and turn.student_bounds.max(initial=0) <= own - begin
+            and turn.teacher_bounds.max(initial=0) <= other - first
+        ):
             chunks.append(
                 (
-                    np.array([[words, words + 1]]),
+                    np.array([[own, own + 1]]),
                     np.array([[other, other + 1]]),
                     np.array([CONTROL]),
                 )
@@ -232,12 +243,15 @@ def _runs(weights: object) -> Int64:
     return np.flatnonzero(trained[1:] != trained[:-1]).reshape(-1, 2)
 
 
+def _end_of_turn(
+    ids: Any, begin: int, end: int, control: Collection[int], has_lone_eos: bool
+) -> int:
+    """Place of the token that ends a turn: the last, but for an EOS behind it that the other side
+    does not write.
+    """
+    behind = has_lone_eos and end - begin > 1 and int(ids[end - 2]) in control
+    return end - 2 if behind else end - 1
+
+
 def _control_ids(tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(tokenizer.special_tokens.values())
-
-
-def _end_of_words(ids: Array, begin: int, end: int, control: frozenset[int]) -> int:
-    """Where a turn's closing control tokens begin."""
-    while end > begin and int(ids[end - 1]) in control:
-        end -= 1
-    return end

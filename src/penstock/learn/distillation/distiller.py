@@ -186,7 +186,12 @@ class Distiller(nn.Module):
         if settings.choose == "best":
             best = torch.nn.functional.one_hot(scores.argmax(0), len(self.teachers)).T
             return best.double()
-        shares: Tensor = torch.softmax(settings.sharpness * scores, 0) * weights
+        # −∞, of a teacher that predicts nothing of a document, leaves it to the others, at any
+        # sharpness; of a document that none predicts, all are equal.
+        nothing = scores == -torch.inf
+        scaled = (settings.sharpness * scores).masked_fill(nothing, -torch.inf)
+        scaled = scaled.masked_fill(nothing.all(0), 0.0)
+        shares: Tensor = torch.softmax(scaled, 0) * weights
         return shares
 
     def pending(self) -> dict[str, Tensor]:
@@ -201,7 +206,8 @@ class Distiller(nn.Module):
             cross_entropy: The step's cross entropy, nats a target.
 
         Returns:
-            `distillation`: divergence from all teachers, before any factor; `distillation_NUMBER`:
+            `distillation`: divergence from all teachers, times their shares and weights, before the
+            factors `distillation` and `balance`; `distillation_NUMBER`:
             from each, if there are several; `chunks`: the sum of the chunks' weights in this step.
         """
         parts = [

@@ -119,6 +119,10 @@ class LossSettings:
         return self.forward_share
 
 
+DEFAULT_LOSS = LossSettings()
+"""The very loss of a teacher that was given none, which an equal one of its own is not."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherSettings:
@@ -132,7 +136,7 @@ class TeacherSettings:
     """A folder that `penstock distill cache` wrote, instead of a model: training then needs no
     teacher.
     """
-    loss: LossSettings = field(default_factory=LossSettings)
+    loss: LossSettings = DEFAULT_LOSS
     """How the student's predictions are compared with the teacher's."""
     weight: float = 1.0
     """Weight of this teacher among the teachers."""
@@ -156,8 +160,9 @@ class TeacherSettings:
     """
     bos: bool | None = None
     """Whether each document begins with the teacher's BOS. None: companion documents stay as they
-    are; texts get the BOS if the teacher's tokenizer puts it there by itself, or if the student's
-    document begins with its own.
+    are; texts begin as those that the teacher was trained on. If that is unknown, as of a model of
+    transformers, they get the BOS if the teacher's tokenizer puts it there by itself, or if the
+    student's document begins with its own. With a cache: as it was made.
     """
     max_tokens: int | None = None
     """Maximum tokens per document that the teacher reads; later tokens get no distillation loss.

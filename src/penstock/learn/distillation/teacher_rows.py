@@ -62,6 +62,10 @@ class TeacherRow:
     """
     documents: Int32
     """[C] number of the chunk's document in the row."""
+    starts: Int64
+    """[n] first slot of each document in `input`, whose positions do not tell where all of a row
+    see each other.
+    """
     text_bytes: Int64
     """[n] bytes of each document's text that the teacher reads, for scores per byte."""
     pieces: Int64
@@ -70,6 +74,14 @@ class TeacherRow:
     """
     same_tokenizer: bool
     """Whether both sides have the same ids."""
+
+    @property
+    def slot_documents(self) -> Int64:
+        """[slots of `input`] number of each slot's document; n in padding."""
+        slots = np.arange(len(self.input.tokens))
+        documents: Int64 = np.searchsorted(self.starts, slots, side="right") - 1
+        documents[self.input.num_tokens :] = len(self.starts)
+        return documents
 
 
 @final
@@ -87,9 +99,12 @@ class TeacherText:
     """Control tokens with the same meaning, student id → teacher id, in addition to BOS and EOS."""
     bos: bool | None = None
     """Whether the teacher's documents begin with its BOS, all or none. None: companion documents
-    stay as they are; a text gets the BOS if the teacher's tokenizer puts it there by itself, as in
+    stay as they are; texts begin as those that the teacher was trained on (`trained_with_bos`). If
+    that is unknown, a text gets the BOS if the teacher's tokenizer puts it there by itself, as in
     `penstock prepare`, or if the student's document begins with its own.
     """
+    trained_with_bos: bool | None = None
+    """Whether the texts that the teacher was trained on begin with its BOS; None: unknown."""
     max_tokens: int | None = None
     """The teacher's context: the rest of a longer document is left out."""
     multiple: int = 1
@@ -283,10 +298,13 @@ class Reader:
         """Whether texts begin with the teacher's BOS; None: if the student's document begins with
         its own.
         """
-        tokenizer = self.teacher.tokenizer
-        if self.teacher.bos is not None or tokenizer.bos_id in (None, tokenizer.eos_id):
+        tokenizer, known = self.teacher.tokenizer, self.teacher.trained_with_bos
+        if self.teacher.bos is not None or tokenizer.bos_id is None:
             return self.teacher.bos
-        return bool(tokenizer.begin_ids)
+        if known is None:
+            return True if tokenizer.begin_ids else None
+        # An EOS that is BOS as well is not taken away: it may end an empty document.
+        return known or (None if tokenizer.bos_id == tokenizer.eos_id else False)
 
     def _cut(
         self, ids: Array, student_bounds: Array, teacher_bounds: Array, wanted: bool | None
@@ -377,6 +395,7 @@ class RowMaker:
             teacher_bounds=teacher[kept],
             weights=means[kept],
             documents=documents[kept],
+            starts=teacher_starts,
             text_bytes=np.array(
                 [self.token_bytes[reading.ids].sum() for reading in readings], np.int64
             ),
@@ -411,6 +430,7 @@ class RowMaker:
             teacher_bounds=bounds,
             weights=weights[predictors],
             documents=(np.searchsorted(starts, predictors, side="right") - 1).astype(np.int32),
+            starts=starts[:-1],
             text_bytes=np.diff(ends[starts]),
             pieces=_keys(pieces),
             same_tokenizer=True,

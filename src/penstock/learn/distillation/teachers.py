@@ -66,7 +66,7 @@ def starts_boundary(tokenizer: Tokenizer) -> Bool:
 
 def document_scores(outputs: TeacherOutputs, row: TeacherRow, score: Score) -> Tensor:
     """How sure a teacher is of each document, float64 [n], higher is surer, on the device of
-    `outputs`.
+    `outputs`; −∞ where it predicts no token, as it reads none or one.
 
     Args:
         outputs: The teacher's outputs for `row`.
@@ -76,10 +76,13 @@ def document_scores(outputs: TeacherOutputs, row: TeacherRow, score: Score) -> T
             its most likely token, at the temperature of `outputs`.
     """
     device = outputs.token_log_probs.device
+    documents = on_device(row.slot_documents, device)
+    count = len(row.text_bytes)
     positions = row.input.positions
     assert positions is not None
-    documents = on_device((positions == 0).cumsum() - 1, device)
-    count = len(row.text_bytes)
+    predicted = np.bincount(row.slot_documents[positions > 0], minlength=count)[:count]
+    # Of what it did not predict, a sum of 0 would be the best likelihood of all.
+    unread = on_device(predicted == 0, device)
 
     def sums(values: Tensor) -> Tensor:
         # Padding is counted as one more document, after the last.
@@ -90,13 +93,14 @@ def document_scores(outputs: TeacherOutputs, row: TeacherRow, score: Score) -> T
 
     if score == "likelihood":
         text_bytes = on_device(row.text_bytes, device).clamp_min(1)
-        return sums(outputs.token_log_probs) / text_bytes
+        found = sums(outputs.token_log_probs) / text_bytes
+        return found.masked_fill(unread, -torch.inf)
     tokens = sums(torch.ones_like(outputs.entropy)).clamp_min(1)
     if score == "entropy":
-        return -sums(outputs.entropy) / tokens
+        return (-sums(outputs.entropy) / tokens).masked_fill(unread, -torch.inf)
     logs = outputs.top_log_probs if outputs.log_probs is None else outputs.log_probs
     assert logs is not None
-    return sums(logs.amax(-1).exp()) / tokens
+    return (sums(logs.amax(-1).exp()) / tokens).masked_fill(unread, -torch.inf)
 
 
 class Teacher(Protocol):

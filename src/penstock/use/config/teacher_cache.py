@@ -23,8 +23,10 @@ from penstock.use.config.teachers import (
     load_teacher,
     open_teacher_run,
     packed_rows,
+    require_cacheable,
     student_tokenizer,
     teacher_text,
+    trained_with_bos,
 )
 
 Precision = Literal["float16", "float32"]
@@ -73,7 +75,8 @@ def cache_teacher(
         progress: Show a progress bar.
 
     Raises:
-        ConfigError: There is no such teacher, or its rows cannot be cached.
+        ConfigError: There is no such teacher, its rows cannot be cached, or an objective rewrites
+            documents in several epochs.
         IsolationError: Rows hold several documents, and the teacher's model does not isolate them.
         OutputError: The folder contains something else.
     """
@@ -88,17 +91,24 @@ def cache_teacher(
         _refuse_all_tokens(chosen, f"{place}: teacher.teachers.{number}")
     wanted = Wanted(
         temperature=chosen.loss.temperature if temperature is None else temperature,
-        top_k=top_k or chosen.loss.top_k or TOP_K,
+        top_k=(chosen.loss.top_k or TOP_K) if top_k is None else top_k,
         boundary=True,
     )
+    require_cacheable(settings.data)
     data = open_sources(settings.data, place)
     run, student = open_teacher_run(chosen), student_tokenizer(data)
     network, tokenizer = load_teacher(run.model, run.tokenizer, str(local_device(device)))
-    text = teacher_text(chosen, student, tokenizer, run.context_length)
+    text = teacher_text(
+        chosen, student, tokenizer, run.context_length, trained_with_bos(run, tokenizer)
+    )
     loader = make_loader(
         replace(
             data,
-            sources=[replace(source, max_epochs=1) for source in data.sources],
+            # Each source is read once, also one that comes in or goes out at a later step.
+            sources=[
+                replace(source, max_epochs=1, share=source.share or 1.0) for source in data.sources
+            ],
+            changes=(),
             loader=replace(data.loader, rows_per_step=ROWS_AT_ONCE),
         ),
         run_file=place,
@@ -115,6 +125,8 @@ def cache_teacher(
         weights=run.fingerprint(),
         precision=precision,
         max_tokens=text.max_tokens,
+        bos=text.bos,
+        trained_with_bos=text.trained_with_bos,
         progress=progress,
     )
 
@@ -142,7 +154,7 @@ def _choose(
     teachers = [] if settings.teacher is None else list(settings.teacher.teachers)
     if not teachers and model is not None:
         return TeacherSettings(model=model)
-    if number >= len(teachers):
+    if not 0 <= number < len(teachers):
         raise ConfigError(
             f"{run_file}: has {len(teachers)} teachers, so there is no number {number}; give "
             "a teacher, or a section teacher"

@@ -1,7 +1,7 @@
 """The teachers of a run file's section `teacher`, opened for training."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -21,6 +21,7 @@ from penstock.learn.training import RunFolder
 from penstock.models import PackedRows
 from penstock.models.facts import require_token_by_token
 from penstock.models.saving import load_model
+from penstock.plan.objectives.objective import Causal
 from penstock.tokenizers.loading import load_tokenizer
 from penstock.use.config.run_file import DataSettings
 
@@ -60,11 +61,14 @@ def open_teachers(
     if settings is None:
         return None
 
+    if any(one.cache is not None for one in settings.teachers):
+        require_cacheable(data)
     student = student_tokenizer(data)
     found = [_find(one) for one in settings.teachers]
     prints = [cast(Corpus, source.path).fingerprint for source in data.sources]
     texts = [
-        teacher_text(one.settings, student, one.tokenizer, one.context_length) for one in found
+        teacher_text(one.settings, student, one.tokenizer, one.context_length, one.trained_with_bos)
+        for one in found
     ]
     averaged = settings.combine == "average"
     if averaged:
@@ -105,6 +109,22 @@ def student_tokenizer(data: DataSettings) -> "Tokenizer":
     )
 
 
+def require_cacheable(data: DataSettings) -> None:
+    """Refuse sources of which a cache would know the first epoch alone.
+
+    Raises:
+        ConfigError: An objective rewrites documents in several epochs.
+    """
+    for source in data.sources:
+        once = source.max_epochs is not None and source.max_epochs <= 1
+        if not (once or isinstance(source.objective, Causal)):
+            raise ConfigError(
+                f"source {source.name!r}: its objective, {source.objective.name}, rewrites each "
+                "document anew in each epoch, and a teacher's cache knows the first alone; set "
+                "max_epochs to 1, leave out objective, or train with the teacher's model"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Found:
     """A teacher on disk. A run is opened only once, because that reads its whole checkpoint to
@@ -117,6 +137,8 @@ class _Found:
     tokenizer: "Tokenizer"
     context_length: int | None
     """Maximum tokens per document that it reads, or that the cache holds."""
+    trained_with_bos: bool | None
+    """See `TeacherText`."""
     weights: str
     """Fingerprint of the teacher's model, or of the model that filled the cache."""
 
@@ -126,26 +148,42 @@ def _find(settings: TeacherSettings) -> _Found:
     if settings.cache is not None:
         tokenizer, made = CachedTeacher.reading_of(settings.cache)
         return _Found(
-            settings=settings,
+            settings=replace(settings, bos=made.bos if settings.bos is None else settings.bos),
             run=None,
             tokenizer=tokenizer,
             context_length=made.max_tokens,
+            trained_with_bos=made.trained_with_bos,
             weights=made.weights,
         )
     run = open_teacher_run(settings)
+    tokenizer = load_tokenizer(run.tokenizer)
     return _Found(
         settings=settings,
         run=run,
-        tokenizer=load_tokenizer(run.tokenizer),
+        tokenizer=tokenizer,
         context_length=run.context_length,
+        trained_with_bos=trained_with_bos(run, tokenizer),
         weights=run.fingerprint(),
     )
 
 
 def open_teacher_run(settings: TeacherSettings) -> "RunFolder":
-    """The run, or the Hugging Face folder, of a teacher that has a model."""
+    """The run, or the Hugging Face folder, of a teacher that has a model.
+
+    Raises:
+        ConfigError: The model was trained by diffusion.
+        FormatError: There is none.
+    """
     assert settings.model is not None
-    return RunFolder.open(settings.model.removeprefix(HUGGING_FACE))
+    found = RunFolder.open(settings.model.removeprefix(HUGGING_FACE))
+    require_token_by_token(found, "a teacher")
+    return found
+
+
+def trained_with_bos(run: "RunFolder", tokenizer: "Tokenizer") -> bool | None:
+    """Whether the texts that a run was trained on begin with BOS; None: unknown."""
+    begin = run.facts.begin_ids
+    return None if begin is None else tokenizer.bos_id in begin
 
 
 def load_teacher(model: Path, tokenizer: Path, device: str) -> "tuple[LanguageModel, Tokenizer]":
@@ -158,13 +196,17 @@ def teacher_text(
     student: "Tokenizer",
     tokenizer: "Tokenizer",
     context_length: int | None,
+    trained_with_bos: bool | None,
 ) -> "TeacherText":
-    """How a teacher reads the sources' text: by default at most its context of each document."""
+    """How a teacher reads the sources' text: by default at most its context of each document, with
+    BOS as it was trained.
+    """
     return TeacherText(
         tokenizer,
         settings.documents,
         control_pairs=_control_pairs(settings, student, tokenizer),
         bos=settings.bos,
+        trained_with_bos=trained_with_bos,
         max_tokens=settings.max_tokens or context_length,
         multiple=settings.multiple,
     )
@@ -280,13 +322,22 @@ def _projection(
     tokenizer: "Tokenizer",
     say: Callable[[str], None],
 ) -> "Projection":
+    pairs = _control_pairs(settings, student, tokenizer)
     if settings.projection is None:
         say(f"projecting the student's vocabulary onto that of {settings.model or settings.cache}")
-        return project(
-            student, tokenizer, control_pairs=_control_pairs(settings, student, tokenizer)
-        )
+        return project(student, tokenizer, control_pairs=pairs)
     found = Projection.load(settings.projection)
     found.check(student, tokenizer)
+    for (mine, theirs), (row, column) in zip(
+        settings.control_tokens.items(), pairs.items(), strict=True
+    ):
+        cells = found.indices[row]
+        if cells[cells >= 0].tolist() != [column]:
+            raise ConfigError(
+                f"{settings.projection}: does not project {mine!r} onto {theirs!r}, as "
+                "control_tokens say; make it again, with `penstock distill project --control "
+                f"'{mine}={theirs}'`, or leave out projection"
+            )
     return found
 
 
@@ -302,7 +353,6 @@ def _teacher(
     if settings.cache is not None:
         return CachedTeacher(settings.cache, tokenizer, wanted, sources, device=device)
     assert run is not None
-    require_token_by_token(run, "a teacher")
     if settings.process == "own":
         load = partial(load_teacher, run.model, run.tokenizer, str(device))
         return ProcessTeacher(load, wanted, threads=settings.threads, device=device, packed=packed)

@@ -53,12 +53,15 @@ def audit_teacher(
         text_field: Field of the text.
 
     Raises:
-        ConfigError: There is nothing to audit, or a dataset was prepared with another tokenizer.
+        ConfigError: There is nothing to audit, `documents` is below 1, or a dataset was prepared
+            with another tokenizer.
         RecordError: A record cannot be read, or a conversation cannot be trained.
         TokenizerError: A tokenizer cannot be loaded.
     """
     if not (text or data or chats):
         raise ConfigError("nothing to audit: give text, data or chats")
+    if documents < 1:
+        raise ConfigError(f"documents must be at least 1, got {documents}")
     folders = tokenizer_folder(student), tokenizer_folder(teacher)
     ours, theirs = load_tokenizer(folders[0]), load_tokenizer(folders[1])
     found = Audit(ours, theirs, control_pairs=control_pairs(control, ours, theirs))

@@ -1,6 +1,6 @@
 """What may be given in place of settings: a mapping of their values, a name, an object."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.learn.distillation.settings import Kind, LossSettings, TeacherSettings
@@ -16,7 +16,5 @@ own.
 """
 TeacherLike = str | TeacherSettings | Values
 """A run's folder or a model of transformers, or settings of a teacher."""
-Teachers = TeacherLike | Sequence[TeacherLike]
-"""One teacher, or several."""
 DistillLoss = LossSettings | Values | Kind
 """The loss between student and teacher."""

@@ -1,18 +1,23 @@
 """Train and distill from Python: the same trainer, settings and run folder as `penstock train`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Unpack, overload
 
 from penstock.core.errors import ConfigError
 from penstock.core.json_values import JsonObject
-from penstock.learn.distillation.settings import DistillationSettings, LossSettings, TeacherSettings
+from penstock.learn.distillation.settings import (
+    DEFAULT_LOSS,
+    DistillationSettings,
+    LossSettings,
+    TeacherSettings,
+)
 from penstock.plan.loader.loader import Loader
-from penstock.use.runs.given import DistillLoss, Teachers
+from penstock.use.runs.given import DistillLoss, TeacherLike
 from penstock.use.runs.keywords import DistillKeywords, TrainKeywords
 from penstock.use.runs.run import Run, open_run
-from penstock.use.runs.run_document import plain, training_section
+from penstock.use.runs.run_document import described, plain, training_section
 from penstock.use.runs.starting import Model, assignments_of, start, start_file
 
 _OF_TEACHER = [one.name for one in fields(DistillationSettings) if one.name != "teachers"]
@@ -112,7 +117,7 @@ def distill(
     model: Model,
     loader: Loader,
     *,
-    teacher: Teachers,
+    teacher: TeacherLike | Run | Sequence[TeacherLike | Run],
     loss: DistillLoss | None = None,
     output: str | Path,
     resume: bool = False,
@@ -124,7 +129,7 @@ def distill(
     Args:
         model: As for `train`.
         loader: As for `train`; its datasets store their tokenizer.
-        teacher: A run's folder, a folder of transformers with its tokenizer, settings
+        teacher: A run or its folder, a folder of transformers with its tokenizer, settings
             (`TeacherSettings`), or several.
         loss: The loss for teachers without their own: kl, p_kl, h_kl, alm, uld, or `LossSettings`.
         output: The run's folder.
@@ -142,8 +147,9 @@ def distill(
     taught = {name: given.pop(name) for name in _OF_TEACHER if name in given}
     if "loss" in given or callable(loss):
         raise ConfigError("ps.distill: a loss of your own does not go with a teacher; use ps.train")
-    one = isinstance(teacher, str | Path | TeacherSettings | Mapping)
-    listed: Sequence[Any] = [teacher] if one else list(teacher)  # type: ignore[arg-type]
+    listed: Iterable[object] = [teacher]
+    if isinstance(teacher, Iterable) and not isinstance(teacher, str | Mapping):
+        listed = teacher
     taught["teachers"] = [_teacher(each, loss) for each in listed]
     section = training_section(
         given, "ps.distill", ("output", "resume", "progress", "teacher", "loss", *_OF_TEACHER)
@@ -153,10 +159,21 @@ def distill(
 
 
 def _teacher(given: object, loss: DistillLoss | None) -> JsonObject:
+    if isinstance(given, Run):
+        given = given.path
     if isinstance(given, str | Path):
         given = {"model": str(given)}
+    if not isinstance(given, TeacherSettings | Mapping):
+        shown = "None" if given is None else described(given)
+        raise ConfigError(
+            f"ps.distill: a teacher is {shown}; expected a run or its folder, a folder of "
+            "transformers with its tokenizer, settings (TeacherSettings), or a list of these; a "
+            "model in memory is saved first, as with save_pretrained"
+        )
     found: JsonObject = plain(given, (), {})
-    if loss is not None and "loss" not in found:
+    if isinstance(given, TeacherSettings) and given.loss is not DEFAULT_LOSS:
+        found["loss"] = given.loss
+    elif loss is not None and "loss" not in found:
         found["loss"] = {"kind": loss} if isinstance(loss, str) else loss
     if isinstance(found.get("loss"), LossSettings):
         # Written even if it is the default, which `plain` would leave out.
