@@ -34,8 +34,8 @@ class TextStream:
         self.stopped = False
 
     def push(self, data: bytes, *, may_stop: bool = True) -> str:
-        """Add the bytes of a token; returns the text that is certain now. A stop string counts if it
-        ends in a token with `may_stop`.
+        """Add the bytes of a token; returns the text that is certain now. A stop string counts only
+        if it ends in a token with `may_stop`.
         """
         self._held += data
         if not self._stops:
