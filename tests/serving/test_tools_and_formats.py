@@ -630,3 +630,32 @@ def test_schemas_that_are_too_large_or_too_slow(writing, monkeypatch):
     assert "no text meets the schema" in ask({"$ref": "#"})
     monkeypatch.setattr(served_model, "COMPILE_SECONDS", 0.0)
     assert "longer than 0 s to compile" in ask({"type": "boolean"})
+
+
+def test_the_chosen_token_is_among_the_alternatives(writing):
+    """One more than asked for, as in OpenAI's API."""
+    answer = writing.post(prompt="Hi", logprobs=1, temperature=2, max_tokens=20, seed=1).json()
+    found = answer["choices"][0]["logprobs"]
+    others = [len(one) for one in found["top_logprobs"]]
+    assert set(others) == {1, 2}
+    for token, own, alternatives in zip(
+        found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True
+    ):
+        # Parts of characters look alike; the likeliest of those is told.
+        assert alternatives[token] == pytest.approx(own) or (
+            "\ufffd" in token and alternatives[token] > own
+        )
+
+
+def test_places_in_a_stream_end_with_the_text(writing):
+    """A stop text of two tokens: the first is told before it is known that it is cut off."""
+    asked = {"model": "tiny", "prompt": "Hi", "temperature": 0, "max_tokens": 12, "logprobs": 0}
+    with writing.openai() as client:
+        tokens = client.completions.create(**asked).choices[0].logprobs.tokens
+        asked["stop"] = "".join(tokens[4:6])
+        whole = client.completions.create(**asked).choices[0]
+        chunks = [one.choices[0] for one in client.completions.create(**asked, stream=True)]
+    text = "".join(one.text for one in chunks)
+    places = [place for one in chunks if one.logprobs for place in one.logprobs.text_offset]
+    assert (text, places[-1]) == (whole.text, whole.logprobs.text_offset[-1])
+    assert places[-1] == len(text)
