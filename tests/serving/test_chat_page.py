@@ -328,3 +328,4 @@ def test_sliders_that_nobody_moved_leave_the_models_defaults(browser, tokenizer)
         say(page, "Hi")
         answered(page, 2)
         assert server.engine.asked[-1][1].temperature == 1.5
+        browser.call("Page.navigate", url="about:blank")

@@ -1,7 +1,6 @@
 """`/v1/responses` by OpenAI's client: text, functions, schemas, streams, and what is refused."""
 
 import json
-from dataclasses import replace
 
 import jsonschema
 import openai
@@ -237,9 +236,12 @@ def test_a_stream_that_is_cut_ends_with_an_error(server):
     assert "the server failed" in last.message
 
 
-def test_an_answer_says_how_it_was_sampled(tokenizer):
-    model = replace(make_model(tokenizer), sampling={"temperature": 0.3, "top_p": 0.9})
-    with running(model) as server:
+def test_an_answer_says_how_it_was_sampled(server):
+    before = server.model.sampling
+    object.__setattr__(server.model, "sampling", {"temperature": 0.3, "top_p": 0.9})
+    try:
         for given, said in (({}, (0.3, 0.9)), ({"temperature": 0.5}, (0.5, 0.9))):
             answer = server.post("/v1/responses", input="Hi", **given).json()
             assert (answer["temperature"], answer["top_p"]) == said
+    finally:
+        object.__setattr__(server.model, "sampling", before)
