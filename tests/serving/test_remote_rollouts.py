@@ -26,6 +26,9 @@ from penstock.use.serving import ServedModel
 
 PROMPTS = ["say water", "say pipe", "say more"]
 OPTIONS = {"max_tokens": 5, "progress": False, "samples": 2}
+# Threads that wait for a server are given up with their connections, which are closed only when
+# Python collects them: it warns, whichever test runs then.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def twice(messages, reply):
