@@ -2,10 +2,13 @@
 changes, delays or loses its answers.
 """
 
+import http.client
 import json
 import math
 import shutil
 import signal
+import socket
+import struct
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -26,9 +29,6 @@ from penstock.use.serving import ServedModel
 
 PROMPTS = ["say water", "say pipe", "say more"]
 OPTIONS = {"max_tokens": 5, "progress": False, "samples": 2}
-# Threads that wait for a server are given up with their connections, which are closed only when
-# Python collects them: it warns, whichever test runs then.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def twice(messages, reply):
@@ -513,3 +513,29 @@ def test_our_server_takes_the_stop_ids_of_its_model(little, run):
     )
     assert other.status_code == 400
     assert "stop_token_ids has 100, which ends no reply" in other.json()["error"]["message"]
+
+
+def test_an_answer_that_breaks_off_leaves_no_socket_open(monkeypatch):
+    """Its error lives as long as the round's, and would hold the socket."""
+    made, connect = [], http.client.HTTPConnection.connect
+
+    def noted(connection):
+        connect(connection)
+        made.append(connection.sock)
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", noted)
+
+    def break_off(listening):
+        to, _ = listening.accept()
+        to.recv(1000)
+        to.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 500\r\n\r\n{")
+        time.sleep(0.2)
+        to.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        to.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=break_off, args=(listening,), daemon=True).start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(ConfigError, match="no answer") as found:
+            engine_client.EngineClient(url, seconds=PATIENCE_SECONDS).get("/models")
+    assert [one.fileno() for one in made] == [-1], found.value

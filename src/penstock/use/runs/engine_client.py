@@ -192,9 +192,10 @@ class EngineClient:
                 if self._key:
                     headers["Authorization"] = f"Bearer {self._key}"
                 connection.request(method, self._path + path, content, headers)
-                response = connection.getresponse()
-                found = response.read(MOST_BYTES + 1)
-                return _Answer(response.status, _seconds_of(response), found[:MOST_BYTES])
+                # It holds the socket, and closes it by itself only where all of it is read.
+                with connection.getresponse() as response:
+                    found = response.read(MOST_BYTES + 1)
+                    return _Answer(response.status, _seconds_of(response), found[:MOST_BYTES])
         except TimeoutError:
             raise ConfigError(
                 f"engine {self.url}: no answer within {self._seconds:g} s; raise engine_seconds, "
