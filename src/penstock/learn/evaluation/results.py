@@ -24,7 +24,7 @@ from typing import Any, final
 
 from penstock.core.errors import OutputError, StateError
 from penstock.core.json_files import json_text
-from penstock.core.json_values import JsonObject
+from penstock.core.json_values import JsonObject, without_nan
 from penstock.core.terminal import Progress
 from penstock.learn.evaluation.subject import Subject
 from penstock.learn.evaluation.tasks import Answer, Task
@@ -65,7 +65,7 @@ class Results:
 
     def to_json(self) -> JsonObject:
         """The results, JSON-ready: NaN becomes null."""
-        found: JsonObject = _plain(asdict(self))
+        found: JsonObject = without_nan(asdict(self))
         return found
 
     @classmethod
@@ -171,14 +171,6 @@ def _figures(value: float, error: float) -> tuple[str, str]:
     )
 
 
-def _plain(value: object) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
-
-
 def _with_nans(value: Any, but: Sequence[str] = ()) -> Any:
     """A JSON value with NaN for null, except at some keys."""
     if isinstance(value, Mapping):
@@ -230,7 +222,7 @@ def run_task(
             new = list(task.answer(subject, part))
             found |= {one.problem: one for one in new}
             if answers is not None:
-                _append(answers, [_plain(asdict(one)) for one in new])
+                _append(answers, [without_nan(asdict(one)) for one in new])
             bar.advance(len(part))
     given = [found[problem.name] for problem in problems if problem.name in found]
     return summarise(

@@ -9,7 +9,6 @@ padding, waiting for data included) and `seconds_left`.
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Self, final
 
 from penstock.core.errors import FormatError, OutputError
-from penstock.core.json_values import JsonObject
+from penstock.core.json_values import JsonObject, without_nan
 from penstock.learn.training.figure_names import is_evaluation
 from penstock.learn.training.progress_line import ProgressLine
 from penstock.learn.training.trackers import Tracker, TrackerName, open_trackers
@@ -164,7 +163,7 @@ class JsonLines:
                 self._file.close()
                 _keep_until(self.path, self._done - 1)
                 self._file = self.path.open("a", encoding="utf-8")
-            self._file.write(json.dumps(_plain(record)) + "\n")
+            self._file.write(json.dumps(without_nan(record)) + "\n")
             self._file.flush()
         except OSError as error:
             raise OutputError(
@@ -228,12 +227,3 @@ def _record(line: str) -> JsonObject | None:
         return None
     step = record.get("step") if isinstance(record, dict) else None
     return record if isinstance(step, int) and not isinstance(step, bool) else None
-
-
-def _plain(value: object) -> object:
-    """JSON has no NaN and no infinity."""
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

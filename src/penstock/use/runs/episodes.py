@@ -36,7 +36,13 @@ from penstock.use.runs.environments import Answered, Environment
 from penstock.use.runs.journal import Journal
 from penstock.use.runs.opening import Opened, chat_of, writer_of
 from penstock.use.runs.remote_sampler import RemoteEngine, RemoteSampler
-from penstock.use.runs.rollouts import Rollouts, messages_of, shown, unknown_tools
+from penstock.use.runs.rollouts import (
+    Rollouts,
+    messages_of,
+    shown,
+    stored_filters,
+    unknown_tools,
+)
 from penstock.use.runs.samplers import EngineSampler, Sampler
 
 _log = logging.getLogger("penstock.runs")
@@ -174,7 +180,7 @@ def write_episodes(
         journal = Journal(
             folder.with_name(folder.name + ".jsonl"),
             _digest(records, settings, base, opened, engine, sampler),
-            sampling=json.loads(json.dumps(base.filters())),
+            sampling=stored_filters(base),
             environment=code_digest(environment),
         )
         if journal.finished:
@@ -473,7 +479,7 @@ def _written(
         found,
         tokenizer=opened.tokenizer,
         chat=chat_of(opened),
-        sampling=json.loads(json.dumps(base.filters())),
+        sampling=stored_filters(base),
         share=opened.reads_trees,
     )
     rewards = [[one.reward or 0.0 for one in group] for group in in_groups(found)]

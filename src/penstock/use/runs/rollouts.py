@@ -318,9 +318,14 @@ def _write(
         trees=[one.tree for one in made],
         # So that a run on these data keeps the template.
         chat=chat_of(opened),
-        # As JSON holds it: ids of biases become texts.
-        sampling=json.loads(json.dumps(sampling.filters())),
+        sampling=stored_filters(sampling),
     )
+
+
+def stored_filters(sampling: Sampling) -> JsonObject:
+    """The filters of a sampling as JSON holds them: ids of biases become texts."""
+    found: JsonObject = json.loads(json.dumps(sampling.filters()))
+    return found
 
 
 def shown(record: JsonMapping) -> str:
