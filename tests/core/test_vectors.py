@@ -13,10 +13,13 @@ from numba.core.errors import TypingError
 from penstock.core.compiled import address_of, kernel
 from penstock.core.vectors import (
     CACHE_LINE,
+    copy_ahead,
     copy_into,
     copy_line,
+    count_ahead,
     count_up,
     dot_words,
+    fill_ahead,
     fill_with,
     find_bytes,
     largest_u16,
@@ -50,6 +53,21 @@ def _fill(out: Array, begin: int, count: int, value: Any) -> None:
 @kernel
 def _count(out: Array, begin: int, count: int) -> None:
     count_up(out[begin : begin + count])
+
+
+@kernel
+def _copy_ahead(source: Array, out: Array, count: int) -> None:
+    copy_ahead(source, out, count)
+
+
+@kernel
+def _fill_ahead(out: Array, value: Any, count: int) -> None:
+    fill_ahead(out, value, count)
+
+
+@kernel
+def _count_ahead(out: Array, count: int) -> None:
+    count_ahead(out, count)
 
 
 @kernel
@@ -132,6 +150,57 @@ def test_counting_begins_with_0(dtype: str, places: tuple[int, int, int]) -> Non
     due[begin : begin + count] = np.arange(count)
     _count(out, begin, count)
     np.testing.assert_array_equal(out, due)
+
+
+def _check_ahead(out: Array, before: Array, begin: int, room: int, due: Array, more: Array) -> None:
+    """`due` is written from `begin` on; behind it, up to a vector of `more` where `room` items are
+    enough for it, or nothing.
+    """
+    count, lanes = len(due), CACHE_LINE // out.itemsize
+    np.testing.assert_array_equal(out[begin : begin + count], due)
+    whole = -(-count // lanes) * lanes
+    if whole <= room and whole - count <= len(more):
+        before[begin + count : begin + whole] = more[: whole - count]
+    before[begin : begin + count] = due
+    np.testing.assert_array_equal(out, before)
+
+
+ROOMS = st.tuples(st.integers(0, 70), st.integers(0, 40), st.integers(0, 40))
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@settings(deadline=None)
+@given(PLACES, ROOMS, st.integers(0, 9))
+def test_copying_ahead_stays_in_both_arrays(
+    pair: str, places: tuple[int, int, int], rooms: tuple[int, int, int], seed: int
+) -> None:
+    read, written = pair.split()
+    first, begin, count = places[0], places[1], rooms[0]
+    readable, room = count + rooms[1], count + rooms[2]
+    source, out = _random(read, seed), _random(written, seed + 1)
+    before, converted = out.copy(), source[first : first + readable].astype(written)
+    _copy_ahead(source[first : first + readable], out[begin : begin + room], count)
+    _check_ahead(out, before, begin, room, converted[:count], converted[count:])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float32"])
+@settings(deadline=None)
+@given(PLACES, ROOMS)
+def test_filling_and_counting_ahead_stay_in_the_array(
+    dtype: str, places: tuple[int, int, int], rooms: tuple[int, int, int]
+) -> None:
+    begin, count = places[1], rooms[0]
+    room = count + rooms[2]
+    out = np.full(SIZE, -1, dtype)
+    _fill_ahead(out[begin : begin + room], 7, count)
+    sevens = np.full(SIZE, 7, dtype)
+    _check_ahead(out, np.full(SIZE, -1, dtype), begin, room, sevens[:count], sevens)
+    if dtype == "float32":
+        return
+    out = np.full(SIZE, -1, dtype)
+    _count_ahead(out[begin : begin + room], count)
+    numbers = np.arange(SIZE, dtype=dtype)
+    _check_ahead(out, np.full(SIZE, -1, dtype), begin, room, numbers[:count], numbers[count:])
 
 
 def test_strides_and_other_conversions_do_not_compile() -> None:

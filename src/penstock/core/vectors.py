@@ -3,8 +3,9 @@ vectorisation.
 
 Documents end anywhere, so most runs that the fill writes are short and of unpredictable length. A
 compiler's own vector code handles the last items of a run one by one, which can cost as much as the
-rest; here they are one masked store. A vector is one cache line of the output; LLVM splits it for
-processors with shorter vectors.
+rest; here they are one masked store, or, where what comes next is written later (`copy_ahead`), a
+whole one. A vector is one cache line of the output; LLVM splits it for processors with shorter
+vectors.
 
 Kernels call these functions with one-dimensional contiguous arrays that do not overlap. Nothing
 outside the arrays is read or written. `copy_line` and `find_bytes` take addresses, and always
@@ -12,6 +13,7 @@ access a whole cache line, which the caller must have room for.
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -111,14 +113,25 @@ def _write(
     kind: types.Array,
     array: ir.Value,
     make: Callable[[ir.Value, ir.Value | None], ir.Value],
+    ahead: tuple[ir.Value, ir.Value] | None = None,
 ) -> ir.Value:
-    """Write a whole array: make(place, mask or None) returns the vector of the items from `place`
-    on.
+    """Write an array: make(place, mask or None) returns the vector of the items from `place` on.
+
+    All of it, or, with `ahead`, (the items that count, how many may be read): then the last vector
+    is whole where the array and what is read have room for it.
     """
-    out, size = _parts(context, builder, kind, array)
+    out, room = _parts(context, builder, kind, array)
     lanes, align, place = _lanes(kind), _item_bytes(kind), ir.IntType(32)
+    size = room if ahead is None else ahead[0]
     rest = builder.and_(size, size.type(lanes - 1))
     whole = builder.sub(size, rest)
+    if ahead is not None:
+        beyond = builder.and_(builder.add(size, size.type(lanes - 1)), size.type(-lanes))
+        fits = builder.and_(
+            builder.icmp_signed("<=", beyond, room), builder.icmp_signed("<=", beyond, ahead[1])
+        )
+        whole = builder.select(fits, beyond, whole)
+        rest = builder.select(fits, size.type(0), rest)
     with cgutils.for_range_slice(builder, size.type(0), whole, size.type(lanes), size.type) as (
         at,
         _,
@@ -134,8 +147,12 @@ def _write(
     return context.get_dummy_value()
 
 
-@intrinsic
-def _copy(typing_context, source, out):
+_Typed = tuple[Any, Callable[..., ir.Value]]
+"""Signature and code of an intrinsic."""
+
+
+def _copying(source: Any, out: Any, count: Any) -> _Typed:
+    """Code that copies all of `out`, or, where `count` is a type, as `copy_ahead` does."""
     _require_rows(source, out)
     read, written = source.dtype, out.dtype
     if read != written and not (
@@ -144,7 +161,8 @@ def _copy(typing_context, source, out):
         raise TypingError(f"cannot copy {read} into {written}")
 
     def codegen(context, builder, signature, arguments):
-        data, _ = _parts(context, builder, source, arguments[0])
+        data, readable = _parts(context, builder, source, arguments[0])
+        ahead = None if count is None else (arguments[2], readable)
         vector = ir.VectorType(context.get_data_type(read), _lanes(out))
         wide = ir.VectorType(context.get_data_type(written), _lanes(out))
         align = _item_bytes(source)
@@ -164,29 +182,29 @@ def _copy(typing_context, source, out):
                 return builder.trunc(items, wide)
             return builder.sext(items, wide) if read.signed else builder.zext(items, wide)
 
-        return _write(context, builder, out, arguments[1], make)
+        return _write(context, builder, out, arguments[1], make, ahead)
 
-    return types.void(source, out), codegen
+    return _signed((source, out), count), codegen
 
 
-@intrinsic
-def _fill(typing_context, out, value):
+def _filling(out: Any, value: Any, count: Any) -> _Typed:
     _require_rows(out)
 
     def codegen(context, builder, signature, arguments):
         item = context.cast(builder, arguments[1], value, out.dtype)
         item = context.data_model_manager[out.dtype].as_data(builder, item)
         vector = _splat(builder, item, _lanes(out))
-        return _write(context, builder, out, arguments[0], lambda at, mask: vector)
+        ahead = None if count is None else (arguments[2], arguments[2].type(_ENDLESS))
+        return _write(context, builder, out, arguments[0], lambda at, mask: vector, ahead)
 
-    return types.void(out, value), codegen
+    return _signed((out, value), count), codegen
 
 
-@intrinsic
-def _count(typing_context, out):
+def _counting(out: Any, count: Any) -> _Typed:
     _require_rows(out)
 
     def codegen(context, builder, signature, arguments):
+        ahead = None if count is None else (arguments[1], arguments[1].type(_ENDLESS))
         lanes, item = _lanes(out), context.get_data_type(out.dtype)
         steps = _constants(item, range(lanes))
 
@@ -194,9 +212,48 @@ def _count(typing_context, out):
             begin = at if item.width == at.type.width else builder.trunc(at, item)
             return builder.add(_splat(builder, begin, lanes), steps)
 
-        return _write(context, builder, out, arguments[0], make)
+        return _write(context, builder, out, arguments[0], make, ahead)
 
-    return types.void(out), codegen
+    return _signed((out,), count), codegen
+
+
+_ENDLESS = 2**62
+"""Items that may be read where nothing is read."""
+
+
+def _signed(arguments: tuple[Any, ...], count: Any) -> Any:
+    """The signature of a call with these arguments and, where it is one, a count."""
+    return types.void(*arguments, *(() if count is None else (types.int64,)))
+
+
+@intrinsic
+def _copy(typing_context, source, out):
+    return _copying(source, out, None)
+
+
+@intrinsic
+def _copy_ahead(typing_context, source, out, count):
+    return _copying(source, out, count)
+
+
+@intrinsic
+def _fill(typing_context, out, value):
+    return _filling(out, value, None)
+
+
+@intrinsic
+def _fill_ahead(typing_context, out, value, count):
+    return _filling(out, value, count)
+
+
+@intrinsic
+def _count(typing_context, out):
+    return _counting(out, None)
+
+
+@intrinsic
+def _count_ahead(typing_context, out, count):
+    return _counting(out, count)
 
 
 def _over_words(
@@ -346,6 +403,31 @@ def copy_into(source, out):
 def fill_with(out, value):
     """Set every item to `value`."""
     _fill(out, value)
+
+
+@inline_kernel
+def copy_ahead(source, out, count):
+    """Copy the first `count` items, as `copy_into`, and perhaps up to a vector more.
+
+    For arrays that are written from their beginning on, piece by piece: what comes next overwrites
+    what was too much, and no masked store is needed, which takes long on processors without
+    AVX-512. Only items of `source` are read, and only items of `out` written.
+    """
+    _copy_ahead(source, out, np.int64(count))
+
+
+@inline_kernel
+def fill_ahead(out, value, count):
+    """Set the first `count` items to `value`, and perhaps up to a vector more, as `copy_ahead`."""
+    _fill_ahead(out, value, np.int64(count))
+
+
+@inline_kernel
+def count_ahead(out, count):
+    """Write 0, 1, 2, … to the first `count` items, and perhaps up to a vector more, as
+    `copy_ahead`.
+    """
+    _count_ahead(out, np.int64(count))
 
 
 @inline_kernel

@@ -6,7 +6,7 @@ row's own tokens reads four times the bytes.
 """
 
 from penstock.core.compiled import inline_kernel, kernel
-from penstock.core.vectors import copy_into, count_up, fill_with
+from penstock.core.vectors import copy_ahead, count_ahead, count_up, fill_ahead, fill_with
 
 
 @inline_kernel
@@ -14,14 +14,15 @@ def write_tokens(stored, begin, count, total, slot, tokens, targets):
     """Tokens of a piece, and its targets at distance 1 … D, straight from the stored document.
 
     The piece is `stored[begin : begin + count]` of the document `stored[:total]`, and goes to the
-    slots from `slot` on of a row ([T], [D, T]). A target may lie past the piece (a split document
-    goes on), never past the document.
+    slots from `slot` on of a row ([T], [D, T]), whose later slots are written later. A target may
+    lie past the piece (a split document goes on), never past the document.
     """
-    copy_into(stored[begin:], tokens[slot : slot + count])
+    copy_ahead(stored[begin:], tokens[slot:], count)
     for distance in range(1, targets.shape[0] + 1):
-        known = slot + max(min(count, total - begin - distance), 0)
-        copy_into(stored[begin + distance :], targets[distance - 1, slot:known])
-        fill_with(targets[distance - 1, known : slot + count], -100)
+        known = max(min(count, total - begin - distance), 0)
+        row = targets[distance - 1, slot:]
+        copy_ahead(stored[begin + distance :], row, known)
+        fill_ahead(row[known:], -100, count - known)
 
 
 @inline_kernel
@@ -34,13 +35,13 @@ def blank(targets, weights, begin, end):
 
 @inline_kernel
 def describe_row(begin, end, number, positions, document_ids):
-    """Positions and document number of the slots [begin, end); an array that is not wanted is
-    empty.
+    """Positions and document number of the slots [begin, end) of a row whose later slots are
+    written later; an array that is not wanted is empty.
     """
     if len(positions):
-        count_up(positions[begin:end])
+        count_ahead(positions[begin:], end - begin)
     if len(document_ids):
-        fill_with(document_ids[begin:end], number)
+        fill_ahead(document_ids[begin:], number, end - begin)
 
 
 @kernel

@@ -97,6 +97,7 @@ LOCATION = np.dtype(
         ("status", np.int64),  # a fault or OK
         ("stored", np.int64),  # tokens of the document
         ("tokens", np.uint64),  # address of its first token
+        ("readable", np.int64),  # tokens from there to the end of the mapping
         ("checksums", np.uint64),  # address of its first checksum; 0 where it has none
         (
             "prefetch_begin",
@@ -157,7 +158,7 @@ def stored_tokens(source, document):
 @inline_kernel
 def find_tokens(source, document):
     """(fault or OK, address of the document's first token, of its first checksum or 0, its length
-    in tokens).
+    in tokens, the address where the shard ends).
 
     Nothing outside the shard's mapping is ever read, whatever its offsets say.
     """
@@ -167,16 +168,17 @@ def find_tokens(source, document):
         address = foreign_tokens(
             base, size, line, row, source.token_bytes, source.offset_bytes, length
         )
-        return OK if address != np.uint64(0) else BAD_LENGTH, address, np.uint64(0), length
+        status = OK if address != np.uint64(0) else BAD_LENGTH
+        return status, address, np.uint64(0), length, base + size
     batch = batch_at(line)
     first, count = tokens_of(base, size, line, row, source.token_bytes, source.has_spans)
     address = base + batch.tokens + np.uint64(first) * np.uint64(source.token_bytes)
     if count != length:
-        return BAD_LENGTH, address, np.uint64(0), length
+        return BAD_LENGTH, address, np.uint64(0), length, base + size
     first, count = checksums_of(base, size, line, row)
     checksums = base + batch.checksums + np.uint64(first) * np.uint64(8)
     fits = count == num_chunks(length) + np.int64(source.has_spans)
-    return OK if fits else BAD_TOKENS, address, checksums, length
+    return OK if fits else BAD_TOKENS, address, checksums, length, base + size
 
 
 @inline_kernel
@@ -211,10 +213,12 @@ def locate_pieces(sources, pieces, begin, end, locations):
             prefetch_places(sources, pieces[p + PIECES_AHEAD])
         piece, location = pieces[p], locations[p - begin]
         source = sources[piece.source]
-        location.status, location.tokens, location.checksums, location.stored = find_tokens(
+        location.status, location.tokens, location.checksums, location.stored, end = find_tokens(
             source, piece.document
         )
         token_bytes = np.uint64(source.token_bytes)
+        # Of a document that is sound; whoever finds a fault reads nothing.
+        location.readable = np.int64(end - location.tokens) // source.token_bytes
         first = location.tokens + np.uint64(piece.begin) * token_bytes
         location.prefetch_begin = first - first % np.uint64(CACHE_LINE)
         location.prefetch_end = first + np.uint64(piece.tokens) * token_bytes
@@ -275,7 +279,7 @@ def read_spans(source, document):
     """
     base, size, line, row = find(source, document)
     batch = batch_at(line)
-    status, _, checksums, tokens = find_tokens(source, document)
+    status, _, checksums, tokens, _ = find_tokens(source, document)
     first, count = spans_of(base, size, line, row)
     if status == OK and (count < 0 or count > tokens):
         status = BAD_SPANS

@@ -21,7 +21,7 @@ from penstock.core.compiled import (
     view_u32,
     viewer,
 )
-from penstock.core.vectors import CACHE_LINE, fill_with
+from penstock.core.vectors import CACHE_LINE, fill_ahead, fill_with
 from penstock.data.shards.format._kernels import BAD_SPANS, OK
 from penstock.plan.inputs._kernels import blank, describe_row, write_tokens
 from penstock.plan.loader._document_kernels import (
@@ -139,15 +139,16 @@ def fill_piece(source, piece, location, slot, tokens, targets, weights):
     status = check_piece(source, piece, location, distances)
     if status != OK:
         return status
+    at, readable = location.tokens, location.readable
     if source.token_bytes == 2:
-        write_tokens(view_u16(location.tokens, total), begin, count, total, slot, tokens, targets)
+        write_tokens(view_u16(at, readable), begin, count, total, slot, tokens, targets)
     else:
-        write_tokens(view_u32(location.tokens, total), begin, count, total, slot, tokens, targets)
+        write_tokens(view_u32(at, readable), begin, count, total, slot, tokens, targets)
     if weights.shape[1]:
         for d in range(distances):
-            known = slot + max(min(count, total - begin - d - 1), 0)
-            fill_with(weights[d, slot:known], 1)
-            fill_with(weights[d, known : slot + count], 0)
+            known = max(min(count, total - begin - d - 1), 0)
+            fill_ahead(weights[d, slot:], 1, known)
+            fill_ahead(weights[d, slot + known :], 0, count - known)
     if source.has_spans:
         return apply_spans(source, piece, slot, targets, weights)
     return OK

@@ -265,6 +265,10 @@ class Extras:
             found.append(None if table is None else table.tree(document))
         return found
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to add."""
+        return bool(self.columns) or self.has_trees or self.has_nodes or self.media is not None
+
     def add(
         self,
         pieces: Annotated[Records, PIECE, "pieces"],
@@ -294,7 +298,7 @@ class Extras:
             ConfigError: A tree forks, and the requirements do not say that their model honours
                 that.
         """
-        if not (self.columns or self.has_trees or self.has_nodes) and self.media is None:
+        if not self:
             return None
         if self.columns:
             self._write_columns(pieces, row_starts, addresses)

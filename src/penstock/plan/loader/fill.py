@@ -27,7 +27,7 @@ from penstock.plan.loader.buffers import Allocate, BufferPool, Layout
 from penstock.plan.loader.extras import Extras
 from penstock.plan.loader.filled_rows import FilledRows
 from penstock.plan.loader.on_demand import DERIVED, Demand
-from penstock.plan.loader.python_objectives import PythonOutput, run_python
+from penstock.plan.loader.python_objectives import NO_OUTPUT, PythonOutput, run_python
 from penstock.plan.loader.rewriting import Rewriting
 from penstock.plan.loader.source_records import (
     NARROW_IDS,
@@ -35,6 +35,9 @@ from penstock.plan.loader.source_records import (
     present_sources,
     source_records,
 )
+
+_OWN = len(ROW_ARRAYS.names or ())
+"""Arrays of a row before its columns."""
 
 
 @final
@@ -76,6 +79,7 @@ class Fill:
         self._sources = source_records(datasets, rewritings, self._required)
         self._raw_sources = self._sources.view(np.uint64)
         self._in_python = np.array([rewriting.runs_in_python for rewriting in rewritings])
+        self._any_in_python = bool(self._in_python.any())
         self._lazy_lengths = {
             number: dataset.table.lengths
             for number, dataset in enumerate(datasets)
@@ -162,6 +166,8 @@ class Fill:
             ConfigError: An objective does not write what it measured, or writes weights that are
                 not required.
         """
+        if not self._any_in_python:
+            return NO_OUTPUT
         output = run_python(self._rewritings, self._in_python, pieces)
         if (
             len(output.weights)
@@ -223,14 +229,16 @@ class Fill:
                 objective measured.
         """
         rows, need = len(row_starts) - 1, self._requirements
-        count = row_starts.item(-1) - row_starts.item(0)
+        first, last = row_starts.item(0), row_starts.item(-1)
+        count = last - first
         joined = need.attention == "row"
         # Documents that are joined need no room in what the caller gets.
         capacity = 0 if joined else need.cu_seqlens_capacity or 0
         arrays, addresses = self._pool().take(rows)
         _, _, _, borders = metadata_offsets(rows, count)
         metadata = np.empty(borders + (rows * capacity or count + 2 * rows), np.int32)
-        self._need_lengths(pieces[row_starts.item(0) : row_starts.item(-1)])
+        if self._lazy_lengths:
+            self._need_lengths(pieces[first:last])
         outcome = fill_rows(
             self._raw_sources,
             pieces,
@@ -250,18 +258,19 @@ class Fill:
             cu_seqlens = np.empty((rows, need.cu_seqlens_capacity or 3), np.int32)
             join_rows(self._slots, metadata[: 2 * rows].reshape(rows, 2), arrays[3], cu_seqlens)
             metadata = np.concatenate([metadata[:borders], cu_seqlens.ravel()])
-        own = len(ROW_ARRAYS.names or ())
-        extras = self._extras.add(
-            pieces,
-            row_starts,
-            arrays[0],
-            arrays[3],
-            arrays[4],
-            arrays[own:],
-            addresses[own:],
-            metadata[2 * rows + count : 2 * rows + 2 * count],
-        )
-        return FilledRows(need, pieces, row_starts, arrays[:own], metadata, extras, self._demand)
+        extras = None
+        if self._extras:
+            extras = self._extras.add(
+                pieces,
+                row_starts,
+                arrays[0],
+                arrays[3],
+                arrays[4],
+                arrays[_OWN:],
+                addresses[_OWN:],
+                metadata[2 * rows + count : 2 * rows + 2 * count],
+            )
+        return FilledRows(need, pieces, row_starts, arrays[:_OWN], metadata, extras, self._demand)
 
     def _need_lengths(self, pieces: Annotated[Records, PIECE, "pieces"]) -> None:
         """Have the lengths that a kernel will read; the plan has read those of its pieces, so this

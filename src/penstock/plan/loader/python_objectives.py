@@ -42,7 +42,7 @@ class PythonOutput:
         )
 
 
-_NO_OUTPUT = PythonOutput(
+NO_OUTPUT = PythonOutput(
     starts=np.empty(0, np.int64),
     tokens=np.empty(0, np.int32),
     weights=np.empty(0, np.float32),
@@ -50,6 +50,7 @@ _NO_OUTPUT = PythonOutput(
     denominators=np.empty(0),
     prefixes=np.empty(0, np.int32),
 )
+"""What is written where no source has such an objective."""
 
 
 def run_python(
@@ -60,8 +61,6 @@ def run_python(
     """Rewrite the pieces of sources with an objective that has no compiled form (`program()` is
     absent or None); `of_sources` says which sources have one.
     """
-    if not of_sources.any():
-        return _NO_OUTPUT
     prefixes = np.zeros(len(pieces), np.int32)
     in_python = of_sources[pieces["source"]]
     lengths = np.where(in_python, pieces["length"], 0)
