@@ -104,7 +104,7 @@ def _put_escape(out, size, unit):
 def _put_ascii(out, size, code):
     """Write a code point as `json.dumps` does; the new size."""
     short = 0
-    if code == _QUOTE or code == _BACKSLASH:
+    if code in (_QUOTE, _BACKSLASH):
         short = code
     elif 32 <= code <= 126:
         out[size] = code
@@ -142,7 +142,7 @@ def _next(data, at, end):
     if at + 1 >= end:
         return 0, -1
     c = np.int64(data[at + 1])
-    if c == _QUOTE or c == _BACKSLASH or c == 47:
+    if c in (_QUOTE, _BACKSLASH, 47):
         return c, at + 2
     if c == 110:
         return 10, at + 2

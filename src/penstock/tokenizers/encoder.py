@@ -59,7 +59,7 @@ def encoder_of_texts(content: JsonObject, texts: Sequence[str]) -> Tokenizer:
         or any(entry["content"] not in vocabulary for entry in entries)
     ):
         return load_encoder(content)
-    settings = {"vocab": {}, "merges": [], "unk_token": None}
+    settings: JsonObject = {"vocab": {}, "merges": [], "unk_token": None}
     bare = load_encoder({**content, "added_tokens": [], "model": {**model, **settings}})
     normalizer = bare.normalizer
     written = texts if normalizer is None else map(normalizer.normalize_str, texts)

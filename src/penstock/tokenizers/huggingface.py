@@ -77,9 +77,7 @@ class HuggingFaceVocabulary:
             if token_id not in self._content
         }
         self.unknown_id = _unknown_id(model, self._tokens)
-        self.size = 1 + max(
-            *(max(ids.values(), default=-1) for ids in (self._tokens, self._added))
-        )
+        self.size = 1 + max(*(max(ids.values(), default=-1) for ids in (self._tokens, self._added)))
         self._steps = [
             *_flatten(self._json.get("normalizer")),
             *_flatten(self._json.get("pre_tokenizer")),

@@ -205,12 +205,11 @@ class Tokenizer:
         """
         array = _checked_array(texts)
         if self._fast is None:
-            return _encode_slowly(array, self._vocabulary.encode_batch)
+            return self._encode_slowly(array)
         ids, left_out = self._fast.encode_batch(array)
         if not len(left_out):
             return ids
-        slowly = _encode_slowly(array.take(pa.array(left_out)), self._vocabulary.encode_batch)
-        return _with_rows(ids, left_out, slowly)
+        return _with_rows(ids, left_out, self._encode_slowly(array.take(pa.array(left_out))))
 
     @property
     def cuts(self) -> tuple[AddedEntry, ...] | None:
@@ -273,7 +272,7 @@ class Tokenizer:
         sample = [*sample, *self._fast.probes]
         texts = from_texts(sample)
         own_encoder = self._vocabulary.sample_encoder(sample)
-        fast, own = self.encode_batch(texts), _encode_slowly(texts, own_encoder)
+        fast, own = self.encode_batch(texts), self._encode_slowly(texts, own_encoder)
         if np.array_equal(fast.offsets, own.offsets) and np.array_equal(fast.values, own.values):
             return None
         row, text = next(
@@ -425,18 +424,18 @@ class Tokenizer:
             self._fallback_reason = str(error)
             return None
 
+    def _encode_slowly(
+        self, texts: pa.Array, encode: Callable[[Sequence[str]], list[list[int]]] | None = None
+    ) -> Ragged:
+        encode = encode or self._vocabulary.encode_batch
+        rows: list[Any] = []
+        for begin in range(0, len(texts), FALLBACK_TEXTS):
+            encoded = encode(texts.slice(begin, FALLBACK_TEXTS).to_pylist())
+            rows += [np.array(ids, np.uint32) for ids in encoded]
+        return Ragged.from_rows(rows, np.uint32)
+
     def _without_prefix(self, spelled: bytes) -> bytes:
         return spelled[1:] if self.adds_space and spelled.startswith(b" ") else spelled
-
-
-def _encode_slowly(
-    texts: pa.Array, encode: Callable[[Sequence[str]], Sequence[Sequence[int]]]
-) -> Ragged:
-    rows: list[Any] = []
-    for begin in range(0, len(texts), FALLBACK_TEXTS):
-        encoded = encode(texts.slice(begin, FALLBACK_TEXTS).to_pylist())
-        rows += [np.array(ids, np.uint32) for ids in encoded]
-    return Ragged.from_rows(rows, np.uint32)
 
 
 def _open_vocabulary(files: Mapping[str, bytes], parsed: JsonObject | None) -> Vocabulary:

@@ -14,7 +14,7 @@ from typing import Any, Self, final, overload
 
 import numpy as np
 
-from penstock.core.arrays import Array, Bool, Int64
+from penstock.core.arrays import Bool, Int64, UInt32
 from penstock.core.json_values import JsonObject
 from penstock.core.large_json import parse_large_json
 from penstock.core.system import without_collector
@@ -44,47 +44,42 @@ Pair = tuple[str, str]
 class WrittenMerges(Sequence[Pair]):
     """Pairs of tokens; each pass reads their text."""
 
-    def __init__(self, content: bytes, begins: Array, hashes: Array, left_out: Int64) -> None:
+    def __init__(self, content: bytes, begins: UInt32, left_out: Int64) -> None:
         """Use `read`.
 
         Args:
             content: The file.
             begins: Where each merge begins, and the last ends.
-            hashes: Those of the tokens that they make.
             left_out: Numbers of merges to leave out, in order.
         """
-        self._content, self._begins, self._hashes = content, begins, hashes
-        self._left_out = left_out
+        self._content, self._begins, self._left_out = content, begins, left_out
 
     @classmethod
     def read(cls, content: bytes, begin: int, end: int) -> Self | None:
         """Merges between the brackets of a list; None: something about them is unusual."""
-        most = content.count(b"[", begin, end)
-        begins, hashes = np.empty(most + 1, np.int64), np.empty(most, np.uint32)
-        data, scratch = np.frombuffer(content, np.uint8), np.empty(end - begin, np.uint8)
-        count = _written_kernels.read_merges(data, begin, end, scratch, begins, hashes)
-        if count < 0:
-            return None
-        return cls(content, begins[: count + 1], hashes[:count], np.empty(0, np.int64))
+        begins, _ = _begins_and_hashes(content, begin, end)
+        return None if begins is None else cls(content, begins, np.empty(0, np.int64))
 
     def without(self, texts: Collection[str]) -> Self:
         """Those that make none of these texts."""
         encoded = [text.encode(errors="surrogatepass") for text in texts]
         offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        hashes = np.empty(len(encoded), np.uint32)
-        _written_kernels.hash_texts(np.frombuffer(b"".join(encoded), np.uint8), offsets, hashes)
+        unwanted = np.empty(len(encoded), np.uint32)
+        _written_kernels.hash_texts(np.frombuffer(b"".join(encoded), np.uint8), offsets, unwanted)
+        begin, end = int(self._begins[0]), int(self._begins[-1])
+        _, hashes = _begins_and_hashes(self._content, begin, end)
         table = np.zeros(1 << 20, np.bool_)
-        table[hashes % len(table)] = True
-        maybe = np.flatnonzero(table[self._hashes % len(table)])
-        maybe = maybe[np.isin(self._hashes[maybe], hashes)]
+        table[unwanted % len(table)] = True
+        maybe = np.flatnonzero(table[hashes % len(table)])
+        maybe = maybe[np.isin(hashes[maybe], unwanted)]
         wanted = frozenset(texts)
         made = [number for number in maybe.tolist() if "".join(self._at(number)) in wanted]
         left_out = np.union1d(self._left_out, np.array(made, np.int64))
-        return type(self)(self._content, self._begins, self._hashes, left_out)
+        return type(self)(self._content, self._begins, left_out)
 
     def of_windows(self, table: Bool) -> list[Pair]:
         """Those that make a token which the text marked in `table` may have."""
-        chosen = np.empty(len(self._hashes), np.bool_)
+        chosen = np.empty(len(self._begins) - 1, np.bool_)
         data, scratch = np.frombuffer(self._content, np.uint8), np.empty(self._longest, np.uint8)
         _written_kernels.choose_merges(data, self._begins, scratch, table, chosen)
         chosen[self._left_out] = False
@@ -108,7 +103,7 @@ class WrittenMerges(Sequence[Pair]):
         return chain.from_iterable(self.parts())
 
     def __len__(self) -> int:
-        return len(self._hashes) - len(self._left_out)
+        return len(self._begins) - 1 - len(self._left_out)
 
     @overload
     def __getitem__(self, index: int) -> Pair: ...
@@ -132,16 +127,16 @@ class WrittenMerges(Sequence[Pair]):
 
     def _text(self, first: int, last: int) -> bytes:
         """The text of consecutive merges."""
-        text = self._content[self._begins[first] : self._begins[last]]
+        text = self._content[int(self._begins[first]) : int(self._begins[last])]
         return text.rstrip(b" \n\r\t,")
 
     def _runs(self) -> Iterator[tuple[int, int]]:
         """Numbers of consecutive merges, whose text is about as long as a part."""
-        ends = [*self._left_out.tolist(), len(self._hashes)]
+        ends = [*self._left_out.tolist(), len(self._begins) - 1]
         first = 0
         for end in ends:
             while first < end:
-                last = int(np.searchsorted(self._begins, self._begins[first] + _PART))
+                last = int(np.searchsorted(self._begins, int(self._begins[first]) + _PART))
                 last = min(max(last, first + 1), end)
                 yield first, last
                 first = last
@@ -158,6 +153,17 @@ class WrittenMerges(Sequence[Pair]):
         yield b"]" if opening == b"," else b"[]"
 
 
+def _begins_and_hashes(content: bytes, begin: int, end: int) -> tuple[UInt32 | None, UInt32]:
+    """Where each merge begins and the last ends, and hashes of the tokens that they make; None:
+    something about them is unusual.
+    """
+    most = content.count(b"[", begin, end)
+    begins, hashes = np.empty(most + 1, np.uint32), np.empty(most, np.uint32)
+    data, scratch = np.frombuffer(content, np.uint8), np.empty(end - begin, np.uint8)
+    count = _written_kernels.read_merges(data, begin, end, scratch, begins, hashes)
+    return (None if count < 0 else begins[: count + 1]), hashes[: max(count, 0)]
+
+
 @without_collector()
 def parse_tokenizer_json(content: bytes) -> Any:
     """As `json.loads`; the vocabulary and merges of a large file become `WrittenVocabulary` and
@@ -166,7 +172,7 @@ def parse_tokenizer_json(content: bytes) -> Any:
     Raises:
         ValueError: It is not JSON.
     """
-    parsed = _parse_apart(content) if len(content) >= LARGE else None
+    parsed = _parse_apart(content) if LARGE <= len(content) < 1 << 32 else None
     return parse_large_json(content) if parsed is None else parsed
 
 

@@ -6,6 +6,7 @@ gigatoken, and a few are looked up.
 """
 
 from collections.abc import Collection, ItemsView, Iterator, Mapping, ValuesView
+from itertools import pairwise
 from typing import Self, final
 
 import numpy as np
@@ -22,7 +23,7 @@ class WrittenVocabulary(Mapping[str, int]):
     """Token → id, in the order of the file; bytes of tokens, their ends and ids are arrays."""
 
     def __init__(self, content: bytes, begin: int, end: int, read: tuple[Array, ...]) -> None:
-        """Use `read`, which makes `read`; the file's text between two places is kept for `parts`."""
+        """Use `read`, which gives the arrays; the text of the file serves `compact`."""
         self._content, self._begin, self._end = content, begin, end
         self._texts, self._offsets, self._ids, self._order = read
 
@@ -49,7 +50,7 @@ class WrittenVocabulary(Mapping[str, int]):
         for first in range(0, len(self), _PART):
             edges = self._offsets[first : first + _PART + 1].tolist()
             part = self._texts[edges[0] : edges[-1]].tobytes()
-            for begin, end in zip(edges, edges[1:], strict=False):
+            for begin, end in pairwise(edges):
                 yield part[begin - edges[0] : end - edges[0]].decode()
 
     def __getitem__(self, text: str) -> int:
@@ -107,9 +108,8 @@ class WrittenVocabulary(Mapping[str, int]):
         begins, ends = self._offsets[places].tolist(), self._offsets[places + 1].tolist()
         texts: Bytes = self._texts
         words = (
-            texts[begin:end].tobytes().decode()
-            for begin, end in zip(begins, ends, strict=True)
-        )  # fmt: skip
+            texts[begin:end].tobytes().decode() for begin, end in zip(begins, ends, strict=True)
+        )
         ids: Int32 = self._ids[places]
         return dict(zip(words, ids.tolist(), strict=True))
 
@@ -118,9 +118,7 @@ class WrittenVocabulary(Mapping[str, int]):
             wanted = np.frombuffer(text.encode(), np.uint8)
         except UnicodeEncodeError:  # half of a surrogate pair
             return -1
-        return int(
-            _written_kernels.find_text(self._texts, self._offsets, self._order, wanted)
-        )
+        return int(_written_kernels.find_text(self._texts, self._offsets, self._order, wanted))
 
 
 @final
