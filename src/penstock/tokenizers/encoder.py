@@ -5,12 +5,13 @@ while it reads: for Gemma 3, 1.1 s and 300 MB against 0.6 s and 80 MB.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import numpy as np
 from tokenizers.models import BPE
 
+from penstock.core.arrays import Bool
 from penstock.core.errors import TokenizerError
 from penstock.core.json_values import JsonObject
 from penstock.core.system import without_collector
@@ -63,8 +64,7 @@ def encoder_of_texts(content: JsonObject, texts: Sequence[str]) -> Tokenizer:
     bare = load_encoder({**content, "added_tokens": [], "model": {**model, **settings}})
     normalizer = bare.normalizer
     written = texts if normalizer is None else map(normalizer.normalize_str, texts)
-    table = np.zeros(_TABLE, np.bool_)
-    mark_windows(np.frombuffer("\n".join(written).encode(), np.uint8), table)
+    table = windows_of(written)
     needed = [f"<0x{byte:02X}>" for byte in range(256)]
     needed += [entry["content"] for entry in entries]
     needed += [model["unk_token"]] if model.get("unk_token") else []
@@ -73,6 +73,13 @@ def encoder_of_texts(content: JsonObject, texts: Sequence[str]) -> Tokenizer:
         "merges": merges.of_windows(table),
     }
     return load_encoder({**content, "model": {**model, **small}})
+
+
+def windows_of(texts: Iterable[str]) -> Bool:
+    """A table of the windows that texts have, for `of_windows`."""
+    table = np.zeros(_TABLE, np.bool_)
+    mark_windows(np.frombuffer("\n".join(texts).encode(), np.uint8), table)
+    return table
 
 
 def _writes_characters(step: JsonObject | None, kind: str) -> bool:

@@ -165,14 +165,19 @@ def _begins_and_hashes(content: bytes, begin: int, end: int) -> tuple[UInt32 | N
 
 
 @without_collector()
-def parse_tokenizer_json(content: bytes) -> Any:
+def parse_tokenizer_json(content: bytes, *, large: int | None = None) -> Any:
     """As `json.loads`; the vocabulary and merges of a large file become `WrittenVocabulary` and
     `WrittenMerges`.
+
+    Args:
+        content: The file.
+        large: Bytes from which on it is large; None: `LARGE`.
 
     Raises:
         ValueError: It is not JSON.
     """
-    parsed = _parse_apart(content) if LARGE <= len(content) < 1 << 32 else None
+    least = LARGE if large is None else large
+    parsed = _parse_apart(content) if least <= len(content) < 1 << 32 else None
     return parse_large_json(content) if parsed is None else parsed
 
 
