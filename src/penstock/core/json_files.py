@@ -33,9 +33,12 @@ def parse_json(
         raise error(f"{where}: is not JSON: {problem}; copy it again") from None
 
 
+_SORTED = json.JSONEncoder(sort_keys=True)
+
+
 def seal_of(value: JsonMapping, size: int = 16) -> str:
     """A hash of an object, of `size` bytes in hexadecimal."""
-    text = json.dumps(value, sort_keys=True)
+    text = _SORTED.encode(value)
     return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
 
 

@@ -43,16 +43,20 @@ def record_of(
     if known.keys() != value.keys() and (wrong := sorted((known.keys() ^ value.keys()) - may_lack)):
         state = "unknown" if wrong[0] in value else "missing"
         raise ValueError(f"{_below(where, wrong[0])}: {state}")
-    return kind(
-        **{
-            # Most values fit their types: only others need to know where they are.
-            name: value[name]
-            if type(value[name]) is of and of in _PLAIN and _fits(of, value[name])
-            else _typed(of, value[name], _below(where, name))
-            for name, of in known.items()
-            if name in value
-        }
-    )
+    given = {}
+    for name, of in known.items():
+        if name not in value:
+            continue
+        # Most values fit their types: only others need to know where they are.
+        one = given[name] = value[name]
+        found = type(one)
+        if found is not of or not (
+            found is bool
+            or (found is int and -(2**63) <= one < 2**64)
+            or (found is str and one.isascii())
+        ):
+            given[name] = _typed(of, one, _below(where, name))
+    return kind(**given)
 
 
 @cache
@@ -61,16 +65,14 @@ def _fields(kind: type) -> dict[str, Any]:
     return {field.name: field.type for field in fields(kind)}
 
 
-_PLAIN = (int, str, bool)
-"""Types whose values are what JSON gives."""
-
-
 def _typed(kind: object, value: object, where: str) -> Any:
     """`value` as a `kind`."""
     origin, arguments = _shape(kind)
     if origin is None and type(value) is kind and kind is not float:
         # Most values: a manifest may have millions.
         return value if kind is bool or _fits(kind, value) else _refused(kind, value, where)
+    if origin is tuple and type(value) is list and _are_numbers(arguments, value):
+        return tuple(value)
     if origin is UnionType:
         fits = next((each for each in arguments if _fits(each, value)), arguments[0])
         return _typed(fits, value, where)
@@ -79,13 +81,6 @@ def _typed(kind: object, value: object, where: str) -> Any:
             arguments[-1] is not ... and len(value) != len(arguments)
         ):
             raise ValueError(f"{where}: expected a list{_length(arguments)}, found {_shown(value)}")
-        if (
-            {int, ...}.issuperset(arguments)
-            and set(map(type, value)) == {int}
-            and min(value) >= -(2**63)
-            and max(value) < 2**64
-        ):
-            return tuple(value)
         kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
         return tuple(
             _typed(each, one, f"{where}[{i}]")
@@ -109,6 +104,20 @@ def _typed(kind: object, value: object, where: str) -> Any:
     if kind is not Any and not _fits(kind, value):
         _refused(kind, value, where)
     return value
+
+
+def _are_numbers(arguments: tuple[Any, ...], value: list[Any]) -> bool:
+    """Whether a list is one of whole numbers, and as long as it should be."""
+    return (
+        arguments[0] is int
+        and (arguments[-1] is ... or (arguments == (int,) * len(value)))
+        and set(map(type, value)) == _NUMBERS
+        and min(value) >= -(2**63)
+        and max(value) < 2**64
+    )
+
+
+_NUMBERS = {int}
 
 
 @cache

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from penstock.core.system import without_collector
 
@@ -25,14 +25,24 @@ def parse_large_json(content: bytes) -> Any:
         return json.loads(content)  # its error names the place in the file
 
 
+@runtime_checkable
+class WrittenJson(Protocol):
+    """A value that writes itself, without becoming Python objects."""
+
+    def canonical_json(self) -> Iterator[bytes]:
+        """What `canonical_json` gives for such a dict or list."""
+
+
 def canonical_json(value: object) -> Iterator[bytes]:
     """`json.dumps(value, sort_keys=True, separators=(",", ":"))`, as ASCII, in parts.
 
     Whole, the text of a large vocabulary would take ten times its size while it is made.
     """
-    if isinstance(value, dict) and value:
+    if isinstance(value, WrittenJson):
+        yield from value.canonical_json()
+    elif isinstance(value, dict) and value:
         keys = sorted(value)
-        if any(isinstance(value[key], dict | list | tuple) for key in keys[:_PART]):
+        if any(isinstance(value[key], dict | list | tuple | WrittenJson) for key in keys[:_PART]):
             for place, key in enumerate(keys):
                 yield f"{',' if place else '{'}{json.dumps(key)}:".encode()
                 yield from canonical_json(value[key])

@@ -200,3 +200,14 @@ def without_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def give_back_memory() -> None:
+    """Give memory that was freed back to the system, after much was used for a moment.
+
+    glibc keeps what lies between blocks in use: for a vocabulary of 262,000 tokens, 70 MB. It takes
+    10 ms; other systems' allocators have no such call.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

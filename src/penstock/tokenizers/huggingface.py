@@ -8,17 +8,17 @@ fallback read that copy. The original file is used only if control text is allow
 
 import json
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, final
 
 from penstock.core.errors import TokenizerError
 from penstock.core.json_values import JsonObject
 from penstock.core.large_json import canonical_json
-from penstock.core.system import without_collector
+from penstock.core.system import give_back_memory, without_collector
 from penstock.tokenizers.byte_level import byte_level_encoder
 from penstock.tokenizers.byte_table import ByteTable
-from penstock.tokenizers.encoder import load_encoder
+from penstock.tokenizers.encoder import encoder_of_texts, load_encoder
 from penstock.tokenizers.fast import FastEncoder, backend_from_json
 from penstock.tokenizers.post_processors import before_a_text
 from penstock.tokenizers.spelling import spell_byte_level, spell_sentencepiece
@@ -37,6 +37,7 @@ from penstock.tokenizers.written_merges import (
     dump_tokenizer_json,
     parse_tokenizer_json,
 )
+from penstock.tokenizers.written_vocabulary import WrittenVocabulary
 from tokenizers import Tokenizer
 
 ID_SECTIONS = ("model", "normalizer", "pre_tokenizer", "added_tokens")
@@ -76,7 +77,7 @@ class HuggingFaceVocabulary:
             if token_id not in self._content
         }
         self.unknown_id = _unknown_id(model, self._tokens)
-        self.size = 1 + max([*self._tokens.values(), *self._added.values()], default=-1)
+        self.size = 1 + max(*(max(ids.values(), default=-1) for ids in (self._tokens, self._added)))
         self._steps = [
             *_flatten(self._json.get("normalizer")),
             *_flatten(self._json.get("pre_tokenizer")),
@@ -111,7 +112,7 @@ class HuggingFaceVocabulary:
         changed = _without_first_space(self._json.get("pre_tokenizer"))
         if changed == self._json.get("pre_tokenizer"):
             return None
-        content = dump_tokenizer_json({**self._json, "pre_tokenizer": changed}).encode()
+        content = dump_tokenizer_json({**self._json, "pre_tokenizer": changed})
         return {**files, "tokenizer.json": content}
 
     def encode_with_positions(self, text: str, *, allow_control: bool) -> Positioned:
@@ -142,9 +143,13 @@ class HuggingFaceVocabulary:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Vocabulary`."""
-        # One text at a time: a batch would start a thread per core in each worker process.
-        encode = self._scrubbed.encode_batch_fast
-        return [encode([text], add_special_tokens=False)[0].ids for text in texts]
+        return _encode_each(self._scrubbed, texts)
+
+    def sample_encoder(self, texts: Sequence[str]) -> Callable[[Sequence[str]], list[list[int]]]:
+        """See `Vocabulary`."""
+        if "_scrubbed" in vars(self):
+            return self.encode_batch
+        return partial(_encode_each, encoder_of_texts(self._scrubbed_json, texts))
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Vocabulary`."""
@@ -161,7 +166,10 @@ class HuggingFaceVocabulary:
             raise TokenizerError(
                 "gigatoken cannot encode it: its BPE is neither of bytes nor falls back to them"
             )
-        return FastEncoder(backend=backend_from_json(self._scrubbed_json))
+        encoder = FastEncoder(backend=backend_from_json(self._scrubbed_json))
+        if isinstance(self._tokens, WrittenVocabulary):
+            give_back_memory()
+        return encoder
 
     def build_byte_table(self, *, exact: bool) -> ByteTable:
         """See `Vocabulary`."""
@@ -409,6 +417,12 @@ class HuggingFaceVocabulary:
             )
 
 
+def _encode_each(encoder: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    # One text at a time: a batch would start a thread per core in each worker process.
+    encode = encoder.encode_batch_fast
+    return [encode([text], add_special_tokens=False)[0].ids for text in texts]
+
+
 def _takes_more(entry: JsonObject) -> bool:
     return bool(entry.get("lstrip") or entry.get("rstrip") or entry.get("single_word"))
 
@@ -432,13 +446,14 @@ def _untyped_model(model: JsonObject) -> str:
     return "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
 
 
-def _model_tokens(model: JsonObject) -> dict[str, int]:
-    if isinstance(model["vocab"], dict):
-        return model["vocab"]
+def _model_tokens(model: JsonObject) -> Mapping[str, int]:
+    if isinstance(model["vocab"], Mapping):
+        vocabulary: Mapping[str, int] = model["vocab"]
+        return vocabulary
     return {token: token_id for token_id, (token, _) in enumerate(model["vocab"])}
 
 
-def _unknown_id(model: JsonObject, tokens: dict[str, int]) -> int | None:
+def _unknown_id(model: JsonObject, tokens: Mapping[str, int]) -> int | None:
     unknown: int | None = (
         tokens.get(model["unk_token"]) if model.get("unk_token") else model.get("unk_id")
     )

@@ -10,7 +10,7 @@ next to it in `encoding.json`.
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, final
 
@@ -200,6 +200,10 @@ class RankVocabulary:
         return [
             [rank + self._shift for rank in ranks] if self._shift else ranks for ranks in encoded
         ]
+
+    def sample_encoder(self, texts: Sequence[str]) -> Callable[[Sequence[str]], list[list[int]]]:
+        """See `Vocabulary`."""
+        return self.encode_batch
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Vocabulary`; never needed, because the byte table is always exact."""

@@ -7,7 +7,7 @@ google/sentencepiece).
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
@@ -134,6 +134,10 @@ class SentencePieceVocabulary:
         """See `Vocabulary`."""
         ids: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
         return ids
+
+    def sample_encoder(self, texts: Sequence[str]) -> Callable[[Sequence[str]], list[list[int]]]:
+        """See `Vocabulary`."""
+        return self.encode_batch
 
     def decode(self, ids: Sequence[int]) -> str:
         """See `Vocabulary`."""

@@ -271,7 +271,8 @@ class Tokenizer:
             return None
         sample = [*sample, *self._fast.probes]
         texts = from_texts(sample)
-        fast, own = self.encode_batch(texts), self._encode_slowly(texts)
+        own_encoder = self._vocabulary.sample_encoder(sample)
+        fast, own = self.encode_batch(texts), self._encode_slowly(texts, own_encoder)
         if np.array_equal(fast.offsets, own.offsets) and np.array_equal(fast.values, own.values):
             return None
         row, text = next(
@@ -423,10 +424,13 @@ class Tokenizer:
             self._fallback_reason = str(error)
             return None
 
-    def _encode_slowly(self, texts: pa.Array) -> Ragged:
+    def _encode_slowly(
+        self, texts: pa.Array, encode: Callable[[Sequence[str]], list[list[int]]] | None = None
+    ) -> Ragged:
+        encode = encode or self._vocabulary.encode_batch
         rows: list[Any] = []
         for begin in range(0, len(texts), FALLBACK_TEXTS):
-            encoded = self._vocabulary.encode_batch(texts.slice(begin, FALLBACK_TEXTS).to_pylist())
+            encoded = encode(texts.slice(begin, FALLBACK_TEXTS).to_pylist())
             rows += [np.array(ids, np.uint32) for ids in encoded]
         return Ragged.from_rows(rows, np.uint32)
 

@@ -7,6 +7,7 @@ two.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.core.errors import TokenizerError
@@ -16,7 +17,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def with_configured_entries(
-    added: list[JsonObject], vocabulary: dict[str, int], config: bytes | None
+    added: list[JsonObject], vocabulary: Mapping[str, int], config: bytes | None
 ) -> list[JsonObject]:
     """The `added_tokens` of a `tokenizer.json` with what the configuration says of them.
 
@@ -74,6 +75,6 @@ def _text(entry: object) -> str:
     return str(entry["content"] if isinstance(entry, dict) else entry)
 
 
-def _next(entries: dict[str, JsonObject], vocabulary: dict[str, int]) -> int:
+def _next(entries: dict[str, JsonObject], vocabulary: Mapping[str, int]) -> int:
     """The number that the tokenizers package gives to a new entry."""
     return max([len(vocabulary), *(int(entry["id"]) + 1 for entry in entries.values())])

@@ -12,7 +12,7 @@ them the ids of ordinary text would change.
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
 
@@ -109,6 +109,11 @@ class Vocabulary(Protocol):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids by the own encoder; control text stays text."""
+
+    def sample_encoder(self, texts: Sequence[str]) -> Callable[[Sequence[str]], list[list[int]]]:
+        """What does as `encode_batch` for these texts, and may do so without most of the
+        vocabulary.
+        """
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text by the own decoder, for vocabularies without a byte table."""

@@ -7,6 +7,7 @@ before it is needed.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -471,7 +472,7 @@ def _table(
     documents, batches = (
         [getattr(shard, name) for shard in manifest.shards] for name in ("documents", "batches")
     )
-    starts = np.cumsum(np.array([0, *documents], np.int64))
+    starts = np.array([0, *accumulate(documents)], np.int64)
     addresses, sizes = addresses_of(mappings)
     return DocumentTable(
         num_documents=manifest.documents,
@@ -480,7 +481,7 @@ def _table(
         token_bytes=manifest.token_bytes,
         documents_per_batch=manifest.documents_per_batch,
         shard_starts=starts,
-        shard_first_batch=np.cumsum(np.array([0, *batches], np.int64)),
+        shard_first_batch=np.array([0, *accumulate(batches)], np.int64),
         shard_addresses=addresses,
         shard_bytes=sizes,
         batches=map_numbers(f"{path}/{BATCHES}", k.BATCH, (sum(batches),), may_read=True),

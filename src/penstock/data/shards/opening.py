@@ -56,7 +56,7 @@ def open_dataset(
         ConfigError: An `.npy` file without `dtype` and `eos_id`, an empty list, a part that is
             given twice, or two parts that cannot be one corpus.
     """
-    if isinstance(path, os.PathLike):
+    if isinstance(path, os.PathLike) and not isinstance(path, Path):
         path = Path(path)
     if isinstance(path, (str, Path)) and not _is_glob(path):
         return _open_one(path, dtype, eos_id, cache)

@@ -12,8 +12,7 @@ import mmap
 import os
 import shutil
 import stat
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar, final
@@ -42,6 +41,7 @@ libc.mmap.argtypes = (
 libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 FAILED = ctypes.c_void_p(-1).value
+_READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 STRETCH_BYTES = 4 << 20
 """Bytes of a file of which the checksum is made at once; a multiple of the kernel's blocks."""
@@ -57,30 +57,41 @@ class Mapping:
 
     Args:
         path: The file; an empty one is a mapping of no bytes.
+        expected: Its bytes, if it must not be a link either.
 
     Raises:
         OSError: It cannot be opened, or is not a regular file: opening a pipe would wait for a
             writer.
+        CorruptionError: It is not a regular file of the expected bytes.
     """
 
-    def __init__(self, path: Path | str) -> None:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    def __init__(self, path: Path | str, expected: int | None = None) -> None:
+        self._address, self.path = 0, path
+        if expected is None:
+            handle = os.open(path, _READING)
+        else:
+            handle, self.size = _open_regular(path, expected)
         try:
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, "not a regular file", str(path))
-            self.path, self.size, self._address = path, status.st_size, 0
+            if expected is None:
+                status = os.fstat(handle)
+                if not stat.S_ISREG(status.st_mode):
+                    raise OSError(errno.EINVAL, "not a regular file", str(path))
+                self.size = status.st_size
             if self.size:
                 found = libc.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
                 if found is None or found == FAILED:
                     raise OSError(ctypes.get_errno(), "cannot be mapped", str(path))
                 self._address = found
-                weakref.finalize(self, libc.munmap, found, self.size)
         finally:
             os.close(handle)
         if not handlers:
             explain_cut_files(traces=False)
         mapped.add(self)
+
+    def __del__(self, unmap: Callable[[int, int], int] = libc.munmap) -> None:
+        # Not `weakref.finalize`, which takes as long as to map a file.
+        if self._address:
+            unmap(self._address, self.size)
 
     def let_go(self) -> None:
         """Let the system take the pages back; what is read again comes from its cache, or the
@@ -98,12 +109,18 @@ class Mapping:
         }
 
 
-def map_file(path: Path | str) -> Array:
+def map_file(path: Path | str, expected: int | None = None) -> Array:
     """Bytes of a file as uint8 [size], read-only; the file stays mapped as long as an array on it
-    exists.
+    exists. Arguments and errors are those of `Mapping`.
     """
-    found = Mapping(path)
+    found = Mapping(path, expected)
     return np.asarray(found) if found.size else np.empty(0, np.uint8)
+
+
+def mapped_at(data: Array) -> int:
+    """The address of what `map_file` gave."""
+    base: object = data.base
+    return base._address if isinstance(base, Mapping) else address_of(data)
 
 
 def map_numbers(
@@ -122,20 +139,52 @@ def map_numbers(
         CorruptionError: The file's size is not that of `shape`, or it is not a regular file.
     """
     expected = math.prod(shape) * np.dtype(dtype).itemsize
-    check_size(path, expected)
     if may_read and expected <= mmap.PAGESIZE:
         data: Array = np.frombuffer(_read_bytes(path, expected), np.uint8)
     else:
-        data = map_file(path)
+        data = map_file(path, expected)
     if len(data) != expected:
         raise _wrong_size(path, len(data), expected)
     numbers: Array = data.view(dtype).reshape(shape)
     return numbers
 
 
-def _read_bytes(path: Path | str, expected: int) -> bytes:
-    """Bytes of a file that has `expected` bytes; more or fewer only if it changed meanwhile."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def _open_regular(path: Path | str, expected: int | None) -> tuple[int, int]:
+    """A descriptor of a regular file, and its bytes: `expected`, if that is given.
+
+    One look at the open file in place of one at its path before: a folder of a stranger may be
+    opened thousands of times.
+
+    Raises:
+        OSError: It cannot be opened.
+        CorruptionError: It is missing, a link, something else, or has another size.
+    """
+    try:
+        handle = os.open(path, _READING | os.O_NOFOLLOW)
+    except OSError:
+        if expected is None:
+            check_regular(path)
+        else:
+            check_size(path, expected)
+        raise
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or expected not in (None, status.st_size):
+        os.close(handle)
+        if expected is None:
+            check_regular(path)
+        else:
+            check_size(path, expected)
+            raise _wrong_size(path, status.st_size, expected)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return handle, status.st_size
+
+
+def _read_bytes(path: Path | str, expected: int | None = None) -> bytes:
+    """Bytes of a regular file; errors are those of `_open_regular`.
+
+    More or fewer than it has only if it changes meanwhile.
+    """
+    handle, expected = _open_regular(path, expected)
     try:
         data = os.read(handle, expected + 1)
         # A file system may give less than was asked for.
@@ -339,7 +388,7 @@ def release_pages(path: Path) -> None:
             os.close(handle)
 
 
-def read_json(path: Path, cure: str = "copy it again, or prepare again") -> JsonValue:
+def read_json(path: Path | str, cure: str = "copy it again, or prepare again") -> JsonValue:
     """The value of a JSON file that must be a regular file.
 
     Args:
@@ -350,9 +399,8 @@ def read_json(path: Path, cure: str = "copy it again, or prepare again") -> Json
         CorruptionError: It is missing, a link, or not JSON.
         ConfigError: A limit of this machine keeps it from being read.
     """
-    size = check_regular(path).st_size
     try:
-        return json.loads(_read_bytes(path, size))
+        return json.loads(_read_bytes(path))
     except OSError as error:
         raise unreadable(path, error) from None
     except (ValueError, RecursionError) as error:

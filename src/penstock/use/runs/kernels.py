@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.large_json import canonical_json
 from penstock.core.terminal import Progress
 from penstock.data.prepare.preparation import prepare
 from penstock.data.shards import verify
@@ -23,9 +24,11 @@ from penstock.plan.loader.mixture import Source
 from penstock.plan.objectives.denoise import Denoise
 from penstock.plan.objectives.infill import Infill
 from penstock.plan.objectives.objective import Causal
+from penstock.tokenizers.encoder import windows_of
 from penstock.tokenizers.merges import PieceCounts, learn_merges
 from penstock.tokenizers.spelling import spell_as_characters
 from penstock.tokenizers.training import train_tokenizer
+from penstock.tokenizers.written_merges import dump_tokenizer_json, parse_tokenizer_json
 
 _TEXTS = [
     "one fish two fish red fish blue fish",
@@ -37,7 +40,7 @@ _CHATS = (
     '"two fish"}]}\n{"messages": [{"role": "user", "content": "red fish"}, {"role": '
     '"assistant", "content": "blue fish"}]}\n'
 )
-_STEPS = 26
+_STEPS = 27
 
 
 def compile_kernels(*, progress: bool = True) -> None:
@@ -120,6 +123,19 @@ def _load(dtype: Any, datasets: Any) -> Iterator[None]:
         yield
 
 
+def _read_vocabulary(content: bytes) -> None:
+    """Read, write and search a vocabulary as large ones are."""
+    parsed = parse_tokenizer_json(content, large=0)
+    vocabulary, merges = parsed["model"]["vocab"], parsed["model"]["merges"]
+    for _ in canonical_json(parsed):
+        pass
+    dump_tokenizer_json(parsed)
+    merges.without([text for text in _TEXTS if text not in vocabulary])
+    table = windows_of(_TEXTS)
+    merges.of_windows(table)
+    vocabulary.of_windows(table, _TEXTS)
+
+
 def _prepare(folder: Path) -> Iterator[None]:
     pieces = PieceCounts()
     pieces.add([text.encode() for text in _TEXTS])
@@ -133,6 +149,8 @@ def _prepare(folder: Path) -> Iterator[None]:
     train_tokenizer(
         _TEXTS, vocab_size=280, output=folder / "tokenizer", special_tokens=control, progress=False
     )
+    yield
+    _read_vocabulary((folder / "tokenizer" / "tokenizer.json").read_bytes())
     yield
     for kind, template in (("texts", None), ("chats", "chatml")):
         prepare(

@@ -296,7 +296,7 @@ class Manifest:
         for name, count in self.duplicates.items():
             if count < 1:
                 yield f"duplicates[{name!r}] is {count}"
-        if not re.fullmatch("[0-9a-f]{32}", self.fingerprint):
+        if not _FINGERPRINT.fullmatch(self.fingerprint):
             yield "fingerprint is not 32 hexadecimal digits"
         names = [shard.file for shard in self.shards] + list(self.checksums)
         if len(set(names)) < len(names) or not {MANIFEST}.isdisjoint(names):
@@ -310,6 +310,8 @@ class Manifest:
         if missing := needed - set(self.checksums):
             yield f"checksums: that of {min(missing)} is missing"
 
+
+_FINGERPRINT = re.compile("[0-9a-f]{32}")
 
 _LEFT_OUT = frozenset(("damaged", "duplicates", "columns", "path_values", "has_images", "sampling"))
 """Fields that the JSON leaves out where there is nothing."""
@@ -373,6 +375,8 @@ def shard_as_json(shard: ShardInfo) -> JsonObject:
 
 def add_histograms(shards: Sequence[ShardInfo]) -> tuple[int, ...]:
     """Sum of the shards' histograms."""
+    if len(shards) == 1 and len(shards[0].histogram) == HISTOGRAM_BINS:
+        return shards[0].histogram
     none = (0,) * HISTOGRAM_BINS
     return tuple(map(sum, zip(none, *(shard.histogram for shard in shards), strict=True)))
 
@@ -384,19 +388,19 @@ def common_ends(shards: Sequence[ShardInfo]) -> tuple[int, int]:
 
 
 def _read(folder: Path) -> JsonObject:
-    path = folder / MANIFEST
+    path = f"{folder}/{MANIFEST}"
     try:
         value = read_json(path)
     except PenstockError:
         if not os.path.isfile(path):
-            _refuse(folder, path)
+            _refuse(folder)
         raise
     if not isinstance(value, dict):
         raise CorruptionError(f"{path}: not a JSON object; copy it again, or prepare again")
     return value
 
 
-def _refuse(folder: Path, path: Path) -> NoReturn:
+def _refuse(folder: Path) -> NoReturn:
     """Say what is there instead of a manifest."""
     if not folder.is_dir():
         if any(Path(f"{folder}{ending}").is_file() for ending in ("", ".idx")):

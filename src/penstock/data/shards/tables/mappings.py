@@ -25,11 +25,17 @@ from typing import Annotated, final, overload
 import numpy as np
 
 from penstock.core.arrays import Array, Bool, Int64, UInt64
-from penstock.core.compiled import address_of
 from penstock.core.errors import ConfigError, CorruptionError
 from penstock.core.system import explain_cut_files, handlers, mapped, mapping_limit
 from penstock.data.stores.daemons import LOOK_SECONDS, refuse_at_end
-from penstock.data.stores.files import FAILED, check_size, libc, map_file, unreadable
+from penstock.data.stores.files import (
+    FAILED,
+    check_size,
+    libc,
+    map_file,
+    mapped_at,
+    unreadable,
+)
 
 _ALL_SHARE, _SOME_SHARE = 2, 8
 """Files that are mapped when they are opened take at most this part of the limit of mappings;
@@ -60,17 +66,19 @@ def map_shards(
         CorruptionError: A file is missing, a link, or has another size.
         ConfigError: The system refuses, because of a limit; names it.
     """
-    stamps = np.array(
-        [_stamp(folder, name, size) for name, size in zip(names, sizes, strict=True)], np.int64
-    )
     if len(mapped) + len(names) <= mapping_limit() // _ALL_SHARE:
         try:
-            return [map_file(f"{folder}/{name}") for name in names]
+            return [
+                map_file(f"{folder}/{name}", size) for name, size in zip(names, sizes, strict=True)
+            ]
         except OSError as error:
             if error.errno != errno.ENOMEM:
                 raise unreadable(
                     error.filename or folder, error, f" and mapped, one of {len(names):,} shards"
                 ) from None
+    stamps = np.array(
+        [_stamp(folder, name, size) for name, size in zip(names, sizes, strict=True)], np.int64
+    )
     if not is_cache:
         return MappedShards(folder, names, sizes, stamps.reshape(-1, 2))
     return MappedShards(folder, names, sizes, None)
@@ -400,7 +408,7 @@ def addresses_of(
     """Address and bytes of each mapping."""
     if isinstance(mappings, MappedShards):
         return mappings.addresses, mappings.sizes.astype(np.uint64)
-    addresses = np.array([address_of(mapping) for mapping in mappings], np.uint64)
+    addresses = np.array([mapped_at(mapping) for mapping in mappings], np.uint64)
     return addresses, np.array([len(mapping) for mapping in mappings], np.uint64)
 
 
