@@ -2,12 +2,15 @@
 that is linear.
 """
 
+import sys
+from collections import Counter
 from itertools import pairwise
 
 import pytest
-from chat_makers import TOKENS, TOOLS, call, result
+from chat_makers import TOKENS, TOOLS, call, read_chat, result
 
 from makers.tokenizers import CHATML
+from penstock.chat.encoder import ChatEncoder
 from penstock.chat.render import excerpts
 from penstock.chat.render.excerpts import find_turns
 from penstock.chat.render.template import Template
@@ -180,3 +183,96 @@ def test_the_cost_is_linear(monkeypatch, name, kind):
         find_turns(whole, replies)
         costs.append(sum(counted))
     assert all(later < 2.3 * earlier for earlier, later in pairwise(costs)), costs
+
+
+OF_TEMPLATES = ("template_output.py", "traced_text.py", "environment.py", "template.py")
+"""Modules that run as often as a template asks for something. Some look at all messages for each
+of them (Gemma 4, gpt-oss), so one render of theirs already costs the square.
+"""
+
+
+def counted_steps(encoder, messages):
+    """(module, line, function) → how often it was entered, or went on as a generator, while a
+    conversation was encoded; and the characters of all renders.
+    """
+    conversation = read_chat(messages)
+    steps = Counter()
+
+    def count(frame, event, argument):
+        code = frame.f_code
+        folder, _, module = code.co_filename.rpartition("/penstock/")
+        if event == "call" and folder and not module.endswith(OF_TEMPLATES):
+            steps[module, code.co_firstlineno, code.co_name] += 1
+        elif event == "return" and code is Template._run.__code__:
+            steps["characters"] += len(argument or "")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        encoder.encode(conversation)
+    finally:
+        sys.setprofile(before)
+    return steps
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("kind", ["calls", "talk"])
+def test_renders_of_real_templates_are_linear(monkeypatch, short, real_data, kind):
+    """Renders, their messages and their characters for twice the replies, of all templates."""
+    counted = Counter()
+    run = Template._run
+
+    def count(self, compiled, messages, *more):
+        text = run(self, compiled, messages, *more)
+        counted.update(renders=1, messages=len(messages), characters=len(text))
+        return text
+
+    monkeypatch.setattr(Template, "_run", count)
+    found, steeper = 0, []
+    for path in sorted(real_data.joinpath("chat_templates").glob("*/*.jinja")):
+        costs = []
+        try:
+            for replies in (16, 32):
+                whole, prompted = rendered(path.read_text(encoding="utf-8"), KINDS[kind](replies))
+                counted.clear()
+                find_turns(whole, prompted)
+                costs.append(dict(counted))
+        except RecordError:
+            continue
+        found += 1
+        few, many = costs
+        steeper += [(path.name, few, many) for name in few if many[name] > 2.3 * few[name]]
+    assert found >= {"calls": 33, "talk": 56}[kind], found
+    # Where templates write nothing alike in an excerpt, turns are found in the whole.
+    assert len({name for name, *_ in steeper}) <= 0.1 * found, steeper
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("kind", ["calls", "talk"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen-Qwen2.5-7B-Instruct",
+        "Qwen-Qwen3-0.6B",
+        "openai-gpt-oss-120b",
+        "Mistral-Small-3.2-24B-Instruct-2506",
+        "meta-llama-Llama-3.1-8B-Instruct",
+        "HuggingFaceTB-SmolLM3-3B",
+    ],
+)
+def test_all_steps_are_linear(short, real_data, tokenizer, name, kind):
+    """For twice the replies, nothing that encoding does happens more than about twice as often:
+    turns, masks, checks.
+    """
+    source = real_data / "chat_templates/llama.cpp" / f"{name}.jinja"
+    template = Template(source=source.read_text(encoding="utf-8"), variables=TOKENS)
+    encoder = ChatEncoder(tokenizer, template)
+    encoder.encode(read_chat(KINDS[kind](5)))  # the first time compiles and imports
+    few, many = (counted_steps(encoder, KINDS[kind](count)) for count in (16, 32))
+    assert few["characters"]
+    steeper = {
+        step: (few[step], count)
+        for step, count in many.items()
+        if count > 100 and count > 2.3 * few[step]
+    }
+    assert not steeper, steeper

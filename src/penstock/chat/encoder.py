@@ -37,6 +37,7 @@ from penstock.core.arrays import Bool
 from penstock.core.errors import ConfigError, ConversationError, RecordError
 from penstock.core.json_values import JsonMapping
 from penstock.core.ragged import Ragged
+from penstock.core.system import without_collector
 from penstock.media.expansion import ImagePlace, expand
 from penstock.media.layout import NOUNS
 from penstock.media.placement import images_of
@@ -161,7 +162,11 @@ class ChatEncoder:
         if not self._takes_media and self.processor is None:
             for conversation in conversations:
                 refuse_media(conversation.messages, conversation.attachments, conversation.origin)
-        return self._encode_drafts([self._draft(one) for one in conversations])
+        # Texts with their origins are many small objects without cycles, alive until the end: at
+        # its usual pace Python's collector looked at them again and again, for a fifth of the time
+        # of a long trace, and more the longer it was.
+        with without_collector():
+            return self._encode_drafts([self._draft(one) for one in conversations])
 
     def _encode_drafts(self, drafts: Sequence[Draft]) -> list[list[EncodedChat]]:
         """Rendered conversations as tokens with loss weights and certificates."""

@@ -185,11 +185,8 @@ def _check_terminator(evidence: Evidence, message: int) -> Iterator[Problem]:
             yield Problem(kind, message, report)
         return
     begin, end = evidence.mask.terminators[message]
-    text, encoded = evidence.rendered.text[begin:end], evidence.encoded
-    if (
-        _MARKER.fullmatch(text)
-        and not encoded.is_control[(encoded.begins >= begin) & (encoded.ends <= end)].any()
-    ):
+    text = evidence.rendered.text[begin:end]
+    if _MARKER.fullmatch(text) and not _has_control(evidence, begin, end):
         yield Problem(
             kind,
             message,
@@ -197,6 +194,19 @@ def _check_terminator(evidence: Evidence, message: int) -> Iterator[Problem]:
             "that belongs to it, or train the terminator as text with on_missing_terminator: "
             "allow",
         )
+
+
+def _has_control(evidence: Evidence, begin: int, end: int) -> bool:
+    """Whether a control token lies within some characters.
+
+    Looks at their tokens alone: at all tokens for each turn, a long trace would pay for its square.
+    """
+    encoded = evidence.encoded
+    first, last = (
+        int(np.searchsorted(encoded.begins, begin, "left")),
+        int(np.searchsorted(encoded.begins, end, "right")),
+    )
+    return bool(encoded.is_control[first:last][encoded.ends[first:last] <= end].any())
 
 
 def _check_result_order(evidence: Evidence) -> Iterator[Problem]:

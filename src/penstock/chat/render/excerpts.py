@@ -14,7 +14,7 @@ whole.
 """
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -87,7 +87,8 @@ def _cut(whole: RenderedConversation, prompted: Sequence[int]) -> Iterator[_Exce
     for begin in range(0, len(prompted), _REPLIES):
         replies = prompted[begin : begin + _REPLIES]
         low = spoken[max(bisect_left(spoken, replies[0]) - _BEFORE, 0)]
-        low = max((start for start in starts if start <= low), default=first)
+        at = bisect_right(starts, low)
+        low = starts[at - 1] if at else first
         following = bisect_left(spoken, replies[-1]) + 1 + _AFTER
         high = spoken[following] if following < len(spoken) else len(roles)
         tail = [number for number in ends if number >= high]
