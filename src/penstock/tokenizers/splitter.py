@@ -1,0 +1,199 @@
+"""Cuts texts into the pieces that a byte-level vocabulary encodes one at a time.
+
+Each step of the pre-tokenizer of a `tokenizer.json` becomes an automaton, which cuts the pieces of the
+step before it. Steps after `ByteLevel` see the characters that stand for bytes, one for each byte. So
+Falcon's last steps take the bytes B2, B3, B9 and BC to BE, which are written ²³¹¼½¾, for digits.
+"""  # noqa: E501
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import numpy as np
+
+from penstock.core.arrays import Array, Bytes, Int64
+from penstock.core.errors import TokenizerError
+from penstock.core.json_values import JsonObject
+from penstock.tokenizers import character_sets
+from penstock.tokenizers._split_kernels import cut_pieces
+from penstock.tokenizers.spelling import spell_as_characters
+from penstock.tokenizers.split_automaton import Automaton, compile_split
+from penstock.tokenizers.split_regex import Characters, Choice, Node, Repeat, literal, read_pattern
+
+Int32 = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+
+BYTE_LEVEL_PATTERN = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+)
+"""By which the step `ByteLevel` of the tokenizers package splits, as GPT-2 did."""
+
+_JOINS = {
+    "Isolated": 0b0000,
+    "Removed": 0b0000,
+    "Contiguous": 0b1001,
+    "MergedWithPrevious": 0b0010,
+    "MergedWithNext": 0b0100,
+}
+"""Which stretches continue the piece before them; see `cut_pieces`."""
+_FLIPPED = {0b0010: 0b0100, 0b0100: 0b0010}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """The pieces of texts.
+
+    Attributes:
+        begins: Where each begins, int32 [pieces].
+        ends: Where each ends, int32 [pieces].
+        rows: The first piece of each text, int32 [texts + 1].
+    """
+
+    begins: Int32
+    ends: Int32
+    rows: Int32
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step: what it matches, and what becomes of the matches and of what lies between them."""
+
+    node: Node
+    joins: int = 0
+    drops: int = 0
+    bytewise: bool = False
+
+    @cached_property
+    def automaton(self) -> Automaton:
+        return compile_split(self.node)
+
+    @cached_property
+    def classes(self) -> Bytes:
+        """The class of each character; bytewise, of each byte."""
+        classes = self.automaton.classes
+        if not self.bytewise:
+            return classes
+        return classes[[ord(spell_as_characters(bytes([byte]))) for byte in range(256)]]
+
+    def cut(self, data: Bytes, pieces: Pieces) -> Pieces:
+        """Cut pieces further."""
+        room = np.empty((2, int((pieces.ends - pieces.begins).sum(dtype=np.int64))), np.int32)
+        rows = pieces.rows.copy()
+        automaton = self.automaton
+        count = cut_pieces(
+            data,
+            pieces.begins,
+            pieces.ends,
+            rows,
+            self.classes,
+            automaton.table,
+            automaton.width,
+            self.bytewise,
+            self.joins,
+            self.drops,
+            room,
+        )
+        return Pieces(begins=room[0, :count], ends=room[1, :count], rows=rows)
+
+
+@final
+class Splitter:
+    """Cuts texts as the pre-tokenizer of a `tokenizer.json` does."""
+
+    def __init__(self, pre_tokenizer: JsonObject | None) -> None:
+        """Compile the steps.
+
+        Raises:
+            TokenizerError: A step is not supported; the message says which, and why.
+        """
+        self.steps = read_steps(pre_tokenizer)
+        for step in self.steps:
+            _ = step.classes
+
+    def cut(self, data: Bytes, offsets: Int64) -> Pieces:
+        """Cut texts.
+
+        Args:
+            data: UTF-8 bytes of less than 2 GiB.
+            offsets: Where each text begins, int64 [texts + 1].
+        """
+        bounds = offsets.astype(np.int32)
+        # A text without bytes has no piece.
+        filled = bounds[1:] > bounds[:-1]
+        rows = np.concatenate(([0], np.cumsum(filled))).astype(np.int32)
+        pieces = Pieces(begins=bounds[:-1][filled], ends=bounds[1:][filled], rows=rows)
+        for step in self.steps:
+            pieces = step.cut(data, pieces)
+        return pieces
+
+
+def read_steps(pre_tokenizer: JsonObject | None) -> list[Step]:
+    """The steps of a pre-tokenizer; those that change nothing are left out.
+
+    Raises:
+        TokenizerError: A step is not supported.
+    """
+    steps: list[Step] = []
+    bytewise = False
+    for one in _flat(pre_tokenizer):
+        if one["type"] == "ByteLevel":
+            if bytewise:
+                raise TokenizerError("it has two steps ByteLevel")
+            if one.get("add_prefix_space", True):
+                raise TokenizerError("its step ByteLevel puts a space before the text")
+            if one.get("use_regex", True):
+                steps.append(Step(node=read_pattern(BYTE_LEVEL_PATTERN)))
+            bytewise = True
+        else:
+            steps.append(_step(one, bytewise=bytewise))
+    if not bytewise:
+        raise TokenizerError("it has no step ByteLevel")
+    return steps
+
+
+def _flat(step: JsonObject | None) -> Sequence[JsonObject]:
+    if step is None:
+        return []
+    if step["type"] != "Sequence":
+        return [step]
+    return [flat for part in step["pretokenizers"] for flat in _flat(part)]
+
+
+def _step(step: JsonObject, *, bytewise: bool) -> Step:
+    kind = step["type"]
+    if kind == "Split":
+        pattern = step["pattern"]
+        node = read_pattern(pattern["Regex"]) if "Regex" in pattern else literal(pattern["String"])
+        return _behaving(
+            node, step["behavior"], bytewise=bytewise, invert=bool(step.get("invert"))
+        )
+    if kind == "Digits":
+        way = "Isolated" if step.get("individual_digits") else "Contiguous"
+        return _behaving(_set_of(character_sets.numbers()), way, bytewise=bytewise)
+    if kind == "Punctuation":
+        node = _set_of(character_sets.punctuation())
+        return _behaving(node, step.get("behavior", "Isolated"), bytewise=bytewise)
+    if kind == "WhitespaceSplit":
+        return _behaving(_set_of(character_sets.white_space()), "Removed", bytewise=bytewise)
+    if kind == "Whitespace":
+        words, others = map(_set_of, character_sets.words_and_others())
+        node = Choice((Repeat(words, 1, None), Repeat(others, 1, None)))
+        return _behaving(node, "Removed", bytewise=bytewise, invert=True)
+    raise TokenizerError(f"it has the step {kind}")
+
+
+def _set_of(found: Array) -> Characters:
+    return Characters(tuple(character_sets.asked()[found].tolist()))
+
+
+def _behaving(node: Node, behavior: str, *, bytewise: bool, invert: bool = False) -> Step:
+    """A step with one of the package's behaviors."""
+    if behavior not in _JOINS:
+        raise TokenizerError(f"it splits with the behavior {behavior}")
+    joins = _JOINS[behavior]
+    drops = (0b01 if invert else 0b10) if behavior == "Removed" else 0
+    if invert:
+        joins = _FLIPPED.get(joins, joins)
+    return Step(node=node, joins=joins, drops=drops, bytewise=bytewise)
