@@ -23,7 +23,7 @@ from penstock.core.large_json import canonical_json, parse_large_json
 from penstock.tokenizers import Tokenizer
 from penstock.tokenizers.digits import DigitCuts, digits
 from penstock.tokenizers.encoder import load_encoder
-from penstock.tokenizers.fast import _buffers
+from penstock.tokenizers.fast import text_buffers
 from penstock.tokenizers.spelling import spell_as_characters
 from tokenizers import Tokenizer as Encoder
 
@@ -101,7 +101,7 @@ def test_digits_are_cut_as_the_tokenizers_package_cuts_them(
     rows: list[list[str]], each: bool
 ) -> None:
     texts = ["".join(row) for row in rows]
-    data, offsets = _buffers(pa.array(texts, pa.large_string()))
+    data, offsets = text_buffers(pa.array(texts, pa.large_string()))
     bounds, firsts = DigitCuts(each).cut(data, offsets)
     found = [
         [bytes(data[bounds[i] : bounds[i + 1]]).decode() for i in range(low, high)]

@@ -19,6 +19,7 @@ from penstock.core.json_values import JsonObject
 from penstock.tokenizers._split_kernels import texts_with
 from penstock.tokenizers.character_sets import CHARACTERS
 from penstock.tokenizers.fast import text_buffers
+from penstock.tokenizers.piece_cache import frozen
 
 FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 _TRUSTED_END = 0x10000
@@ -55,7 +56,7 @@ class NormalForms:
         """The normal forms of texts, an Arrow array, and its buffers: bytes and offsets."""
         data, offsets = text_buffers(texts)
         changing = np.empty(len(texts), np.bool_)
-        texts_with(data, offsets, self._unsafe, changing)
+        texts_with(frozen(data), offsets, self._unsafe, changing)
         rows = np.flatnonzero(changing)
         if not len(rows):
             return texts, data, offsets

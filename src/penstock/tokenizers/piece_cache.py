@@ -113,13 +113,13 @@ class PieceCache:
         self._ends = np.zeros(1 << 14, np.int64)
 
     def _largest(self) -> int:
-        return 1 << (2 * self._most).bit_length()
+        return 1 << (2 * self._most - 1).bit_length()
 
     def encode(self, data: Bytes, pieces: Pieces) -> tuple[UInt32, Int64]:
         """Ids of pieces, and where those of each begin, int64 [pieces + 1].
 
         Args:
-            data: The bytes that the pieces are of.
+            data: The bytes that the pieces are of, read-only.
             pieces: The pieces.
         """
         count = len(pieces.begins)
@@ -157,17 +157,18 @@ class PieceCache:
         long = at + np.flatnonzero(entries[at:done] == LONG)
         if self.size > old:
             bounds = self._offsets[old : self.size + 1]
-            self._encode(self._words, bounds[:-1], bounds[1:], old)
+            self._encode(frozen(self._words), bounds[:-1], bounds[1:], old)
         if len(long):
             # Only until the next call: the next new entry takes their place.
-            self._encode(data, pieces.begins[long], pieces.ends[long], self.size)
+            begins, ends = (one[long].astype(np.int64) for one in (pieces.begins, pieces.ends))
+            self._encode(data, begins, ends, self.size)
             entries[long] = np.arange(self.size, self.size + len(long))
         return int(done)
 
     def _encode(self, data: Bytes, begins: Array, ends: Array, first: int) -> None:
         """Encode pieces and keep their ids as those of entries from `first` on."""
         count = len(begins)
-        spelled = np.empty(int((ends - begins).sum(dtype=np.int64)) + count, np.uint16)
+        spelled = np.empty(int((ends - begins).sum()) + count, np.uint16)
         spell_pieces(data, begins, ends, _ALPHABET, _SEPARATOR, spelled)
         ids, places = self._model.encode(spelled, count)
         begin = self._ends[first]
@@ -183,6 +184,13 @@ class PieceCache:
             return
         self._slots = np.zeros(2 * len(self._slots), np.uint64)
         hash_pieces(self._words, self._offsets, self.size, self._slots)
+
+
+def frozen(array: Array) -> Array:
+    """A read-only view: a kernel is compiled once for these, and once for others."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _roomy(array: Array, length: int) -> Array:

@@ -21,7 +21,7 @@ from penstock.core.json_values import JsonObject
 from penstock.core.ragged import Ragged
 from penstock.tokenizers.fast import text_buffers
 from penstock.tokenizers.normal_forms import NormalForms
-from penstock.tokenizers.piece_cache import PieceCache, PieceModel
+from penstock.tokenizers.piece_cache import PieceCache, PieceModel, frozen
 from penstock.tokenizers.splitter import Splitter
 from tokenizers import Tokenizer
 
@@ -77,7 +77,7 @@ class PieceEncoder:
         bounds = [np.zeros(1, np.int64)]
         done = 0
         for low, high in _blocks(offsets):
-            block = data[offsets[low] : offsets[high]]
+            block = frozen(data[offsets[low] : offsets[high]])
             pieces = self.splitter.cut(block, offsets[low : high + 1] - offsets[low])
             ids, ends = self.cache.encode(block, pieces)
             parts.append(ids)

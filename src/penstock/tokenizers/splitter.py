@@ -8,7 +8,7 @@ Falcon's last steps take the bytes B2, B3, B9 and BC to BE, which are written ²
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from penstock.tokenizers.spelling import spell_as_characters
 from penstock.tokenizers.split_automaton import Automaton, compile_split
 from penstock.tokenizers.split_regex import Characters, Choice, Node, Repeat, literal, read_pattern
 
-Int32 = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
 BYTE_LEVEL_PATTERN = (
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -116,7 +116,7 @@ class Splitter:
         """Cut texts.
 
         Args:
-            data: UTF-8 bytes of less than 2 GiB.
+            data: UTF-8 bytes of less than 2 GiB, read-only.
             offsets: Where each text begins, int64 [texts + 1].
         """
         bounds = offsets.astype(np.int32)
