@@ -1,49 +1,77 @@
-"""Kernels that cut text into pieces by automata, and find the ids of pieces in a hash table."""
+"""Kernels that cut text into pieces by automata."""
 
 import numpy as np
 
 from penstock.core.compiled import inline_kernel, kernel
-from penstock.tokenizers._piece_kernels import INDEX, _character, find_run, hash_run
+from penstock.tokenizers._piece_kernels import _character
 
 NONE = -1
-LONG = -1
-"""The entry of a piece that is too long to be kept."""
+COLUMNS = 256
+"""Of a row of an automaton's table: bytes; in text, from `WIDE` on classes of characters."""
+WIDE = 0x80
+MATCH, STOP = np.uint32(1), np.uint32(2)
+"""Flags of a transition, below the row that it leads to: a match ends before the character; there is
+no way on.
+"""
+START = np.uint64(COLUMNS)
+
+_ROW = ~np.uint64(COLUMNS - 1)
+_STATE = np.uint64(8)
+_WIDE = np.uint64(WIDE)
+_ONE = np.uint64(1)
 
 
 @inline_kernel
-def _size(data, at, bytewise):
-    """The bytes of the character at a place."""
-    first = data[at]
-    if bytewise or first < 0x80:
-        return 1
-    return 2 if first < 0xE0 else 3 if first < 0xF0 else 4
+def _transition(data, at, plain, classes, table, row):
+    """The transition by the character at a place, and the bytes of that character."""
+    first = np.uint64(data[at])
+    if first < plain:
+        return table[row | first], _ONE
+    character, size = _character(data, np.int64(at))
+    return table[row | _WIDE | np.uint64(classes[np.uint64(character)])], np.uint64(size)
 
 
 @inline_kernel
-def _match_end(data, at, end, classes, table, width, bytewise):
-    """Where the match that begins at `at` ends; `NONE` if there is none."""
+def _match_end(data, at, end, plain, classes, table, finals):
+    """Where the match that begins at a place ends; `NONE` if there is none."""
     found = NONE
-    state = width
+    row = START
+    at, end = np.uint64(at), np.uint64(end)
     while at < end:
-        first = np.int64(data[at])
-        if bytewise or first < 0x80:
-            step = table[state + classes[first]]
-            size = 1
-        else:
-            character, size = _character(data, at)
-            step = table[state + classes[character]]
-        if step & 1:
-            found = at
-        state = step >> 1
-        if state == 0:
+        step, size = _transition(data, at, plain, classes, table, row)
+        if step & MATCH:
+            found = np.int64(at)
+        if step & STOP:
             return found
+        after = np.uint64(step) & _ROW
         at += size
-    # Class 0 is the end of the text.
-    return at if table[state] & 1 else found
+        if after == row:
+            # Runs, as of letters: no transition has to wait for the one before it.
+            begin = at
+            while at < end and np.uint64(data[at]) < plain:
+                if table[row | np.uint64(data[at])] != step:
+                    break
+                at += _ONE
+            if step & MATCH and at > begin:
+                found = np.int64(at) - 1
+        row = after
+    return np.int64(at) if finals[row >> _STATE] else found
+
+
+@inline_kernel
+def _next_begin(data, at, end, plain, classes, table):
+    """The first place from `at` on where a match may begin, or `end`."""
+    at, end = np.uint64(at), np.uint64(end)
+    while at < end:
+        step, size = _transition(data, at, plain, classes, table, START)
+        if not step & STOP:
+            break
+        at += size
+    return np.int64(at)
 
 
 @kernel
-def cut_pieces(data, begins, ends, rows, classes, table, width, bytewise, joins, drops, cut):
+def cut_pieces(data, begins, ends, rows, plain, classes, table, finals, joins, drops, cut):
     """Cut pieces further, each at the matches of an automaton.
 
     Args:
@@ -51,9 +79,11 @@ def cut_pieces(data, begins, ends, rows, classes, table, width, bytewise, joins,
         begins: Where each piece begins, int32 [pieces].
         ends: Where each ends, int32 [pieces].
         rows: The first piece of each text, int32 [texts + 1]; rewritten.
-        classes: The class of each character, or of each byte, uint8.
-        table: Of `Automaton`, int32; likewise `width`.
-        bytewise: Whether a byte is a character, as in the alphabet of byte-level vocabularies.
+        plain: Bytes below this are characters: 0x80; 0x100 if each stands for one of the alphabet of
+            byte-level vocabularies.
+        classes: The class of each character, uint8.
+        table: For each state and each column the row of the next state, and flags, uint32.
+        finals: Whether a match ends where a state meets the end of its piece, bool [states].
         joins: Bit 2 a + b: a stretch of kind b continues the piece of one of kind a before it. Kinds:
             0 between matches, 1 a match.
         drops: Bit b: stretches of kind b are dropped.
@@ -63,6 +93,11 @@ def cut_pieces(data, begins, ends, rows, classes, table, width, bytewise, joins,
         Their number.
     """
     new_begins, new_ends = cut[0], cut[1]
+    plain = np.uint64(plain)
+    last = len(data)
+    # No match begins before it. It is looked for without regard to pieces, so that those without a
+    # match cost little.
+    next_begin = np.int64(0)
     count = piece = 0
     for row in range(len(rows) - 1):
         while piece < rows[row + 1]:
@@ -72,128 +107,35 @@ def cut_pieces(data, begins, ends, rows, classes, table, width, bytewise, joins,
             while begin < end:
                 stop = NONE
                 while at < end:
-                    stop = _match_end(data, at, end, classes, table, width, bytewise)
-                    if stop != NONE:
-                        break
-                    at += _size(data, at, bytewise)
+                    if next_begin <= at:
+                        stop = _match_end(data, at, end, plain, classes, table, finals)
+                        if stop != NONE:
+                            break
+                        at += np.int64(_transition(data, at, plain, classes, table, START)[1])
+                        next_begin = _next_begin(data, at, last, plain, classes, table)
+                    at = min(next_begin, end)
                 # First what lies before the match, then the match.
-                for kind in range(2):
-                    low, high = (begin, at) if kind == 0 else (at, stop)
-                    if low >= high:
-                        continue
-                    if previous != NONE and joins >> (2 * previous + kind) & 1:
-                        new_ends[count - 1] = high
-                    elif not drops >> kind & 1:
-                        new_begins[count] = low
-                        new_ends[count] = high
+                if begin < at:
+                    if previous != NONE and joins >> (2 * previous) & 1:
+                        new_ends[count - 1] = at
+                    elif not drops & 1:
+                        new_begins[count] = begin
+                        new_ends[count] = at
                         count += 1
-                    previous = kind
-                begin = at = max(at, stop)
+                    previous = 0
+                if stop != NONE:
+                    if previous != NONE and joins >> (2 * previous + 1) & 1:
+                        new_ends[count - 1] = stop
+                    elif not drops & 2:
+                        new_begins[count] = at
+                        new_ends[count] = stop
+                        count += 1
+                    previous = 1
+                    at = stop
+                begin = at
             piece += 1
         rows[row + 1] = count
     return count
-
-
-@kernel
-def find_entries(
-    data, begins, ends, at, longest, words, offsets, slots, size, most, entries
-):
-    """Find the entries of pieces in a hash table; unknown pieces become entries.
-
-    Args:
-        data: Bytes, uint8.
-        begins: Where each piece begins, int32 [pieces]; likewise `ends`.
-        at: The piece to begin with.
-        longest: Longer pieces are not kept.
-        words: The bytes of entries, one after another.
-        offsets: Where each begins in `words`, and after them where the last ends, int64.
-        slots: Hash table of the entries.
-        size: Number of entries so far.
-        most: Number of entries that there may be.
-        entries: The entry of each piece, int32 [pieces]; of a long one `LONG`.
-
-    Returns:
-        The piece where it stopped, after the last one or for want of room; the number of entries.
-    """
-    while at < len(begins):
-        begin, end = np.int64(begins[at]), np.int64(ends[at])
-        if end - begin > longest:
-            entries[at] = LONG
-            at += 1
-            continue
-        value = hash_run(data, begin, end)
-        place = find_run(slots, value, data, begin, end, words, offsets)
-        if slots[place] == 0:
-            to = offsets[size]
-            if size == most or to + end - begin > len(words):
-                break
-            for step in range(end - begin):
-                words[to + step] = data[begin + step]
-            size += 1
-            offsets[size] = to + end - begin
-            slots[place] = value & ~INDEX | np.uint64(size)
-        entries[at] = np.int64(slots[place] & INDEX) - 1
-        at += 1
-    return at, size
-
-
-@kernel
-def spell_pieces(data, begins, ends, alphabet, separator, spelled):
-    """Write pieces as characters that stand for bytes, each followed by a separator.
-
-    Args:
-        data: Bytes, uint8.
-        begins: Where each piece begins; likewise `ends`.
-        alphabet: The character of each byte, uint16 [256].
-        separator: A character.
-        spelled: The characters, uint16, exactly as many as are needed.
-    """
-    count = 0
-    for piece in range(len(begins)):
-        for at in range(begins[piece], ends[piece]):
-            spelled[count] = alphabet[data[at]]
-            count += 1
-        spelled[count] = separator
-        count += 1
-
-
-@kernel
-def count_ids(entries, begin, end, offsets, bounds):
-    """Write where the ids of pieces end, when they are joined.
-
-    Args:
-        entries: The entry of each piece, int32.
-        begin: The first piece.
-        end: The piece after the last.
-        offsets: Where the ids of each entry begin, int64 [entries + 1].
-        bounds: Where those of each piece begin, int64 [pieces + 1], known up to `begin`; rewritten
-            from there up to `end`.
-    """
-    total = bounds[begin]
-    for piece in range(begin, end):
-        entry = entries[piece]
-        total += offsets[entry + 1] - offsets[entry]
-        bounds[piece + 1] = total
-
-
-@kernel
-def join_ids(entries, begin, end, offsets, ids, joined):
-    """Join the ids of pieces.
-
-    Args:
-        entries: The entry of each piece, int32.
-        begin: The first piece.
-        end: The piece after the last.
-        offsets: Where the ids of each entry begin, int64 [entries + 1].
-        ids: The ids of entries, uint32.
-        joined: The ids of the pieces, uint32, exactly as many as there are.
-    """
-    count = 0
-    for piece in range(begin, end):
-        entry = entries[piece]
-        for at in range(offsets[entry], offsets[entry + 1]):
-            joined[count] = ids[at]
-            count += 1
 
 
 @kernel

@@ -6,31 +6,34 @@ compared byte by byte. When it is full it begins again; it takes 60 MB at most.
 """  # noqa: E501
 
 import threading
-from collections.abc import Sequence
 from typing import final
 
 import numpy as np
 
 from penstock.core.arrays import Array, Bytes, Int64, UInt32
 from penstock.core.errors import TokenizerError
-from penstock.tokenizers._piece_kernels import hash_pieces
-from penstock.tokenizers._split_kernels import (
-    LONG,
+from penstock.tokenizers._id_kernels import (
+    WIDTH,
     count_ids,
-    find_entries,
+    double_slots,
+    find_values,
     join_ids,
+    settle_values,
     spell_pieces,
 )
 from penstock.tokenizers.spelling import spell_as_characters
-from penstock.tokenizers.splitter import Pieces
+from penstock.tokenizers.splitter import Int32
 from tokenizers import AddedToken, Tokenizer
 
-MOST_ENTRIES = 1 << 20
-MOST_BYTES = 1 << 24
-LONGEST = 64
+MOST_ENTRIES = 1 << 19
+SEGMENT = 1 << 16
+"""Pieces that are encoded at once; only between two segments the table may begin again."""
+LONGEST = 128
 """Bytes of the longest piece that is kept."""
 
-_FIRST_SLOTS = 1 << 15
+_FIRST_SLOTS = 1 << 13
+_FIRST_BYTES = 1 << 16
+_MOST_BYTES = 1 << 25
 _MOST_FILLERS = 100_000
 _SEPARATOR = ord(" ")
 """It stands for no byte, so no piece has it."""
@@ -65,22 +68,27 @@ class PieceModel:
         if self._separator <= highest:
             raise TokenizerError("its model has a token of white space")
 
-    def encode(self, characters: Array, count: int) -> tuple[UInt32, Int64]:
+    def encode(self, data: Bytes, begins: Int64, ends: Int64) -> tuple[UInt32, Int64]:
         """Ids of pieces.
 
         Args:
-            characters: The pieces' characters with a separator after each, uint16.
-            count: The number of pieces.
+            data: The bytes that they are of, read-only.
+            begins: Where each begins, int64 [pieces].
+            ends: Where each ends, int64 [pieces].
 
         Returns:
-            Their ids, and where those of each end.
+            Their ids, and where those of each begin, int64 [pieces + 1].
         """
-        text = characters[:-1].tobytes().decode("utf-16-le")
-        encoding = self._encoder.encode_batch_fast([text], add_special_tokens=False)[0]
-        ids = np.array([*encoding.ids, self._separator], np.uint32)
+        count = len(begins)
+        spelled = np.empty(int((ends - begins).sum()) + count, np.uint16)
+        spell_pieces(data, begins, ends, _ALPHABET, _SEPARATOR, spelled)
+        text = spelled.tobytes().decode("utf-16-le")
+        ids = np.array(self._encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         between = np.flatnonzero(ids == self._separator)
-        assert len(between) == count, "a piece's ids include the separator"
-        return np.delete(ids, between), between - np.arange(count)
+        if len(between) != count:
+            raise AssertionError("the ids of a piece include the separator")
+        bounds = np.concatenate(([0], between - np.arange(count)))
+        return np.delete(ids, between).astype(np.uint32), bounds
 
 
 @final
@@ -94,96 +102,81 @@ class PieceCache:
 
         Args:
             model: It encodes what is new.
-            most: Number of entries at which it begins again.
+            most: Number of pieces, of `SEGMENT` pieces more, at which it begins again.
             longest: Bytes of the longest piece that is kept.
         """
         self._model = model
         self._most = most
         self._longest = longest
         self._lock = threading.Lock()
-        self._words = np.empty(MOST_BYTES, np.uint8)
-        self._offsets = np.zeros(most + 1, np.int64)
         self._begin()
 
     def _begin(self) -> None:
-        self.size = 0
-        """Number of entries."""
-        self._slots = np.zeros(min(_FIRST_SLOTS, self._largest()), np.uint64)
-        self._ids = np.empty(1 << 15, np.uint32)
-        self._ends = np.zeros(1 << 14, np.int64)
+        self._slots = np.zeros(WIDTH * _FIRST_SLOTS, np.uint64)
+        self._words = np.empty(_FIRST_BYTES, np.uint8)
+        self._kept = np.empty(_FIRST_BYTES, np.uint32)
+        self._used = 0
+        # Pieces in the table, bytes of words, new pieces.
+        self._state = np.zeros(3, np.int64)
 
-    def _largest(self) -> int:
-        return 1 << (2 * self._most - 1).bit_length()
+    def __len__(self) -> int:
+        """The number of pieces that are kept."""
+        return int(self._state[0])
 
-    def encode(self, data: Bytes, pieces: Pieces) -> tuple[UInt32, Int64]:
+    def encode(self, data: Bytes, pieces: Int32) -> tuple[UInt32, Int64]:
         """Ids of pieces, and where those of each begin, int64 [pieces + 1].
 
         Args:
             data: The bytes that the pieces are of, read-only.
-            pieces: The pieces.
+            pieces: Where each begins and ends, int32 [2, pieces].
         """
-        count = len(pieces.begins)
-        entries = np.empty(count, np.int32)
-        bounds = np.zeros(count + 1, np.int64)
-        parts: list[UInt32] = []
+        bounds = np.zeros(pieces.shape[1] + 1, np.int64)
+        parts = [np.empty(0, np.uint32)]
         with self._lock:
-            at = 0
-            while at < count:
-                done = self._find(data, pieces, at, entries)
-                count_ids(entries, at, done, self._ends, bounds)
-                parts.append(np.empty(bounds[done] - bounds[at], np.uint32))
-                join_ids(entries, at, done, self._ends, self._ids, parts[-1])
-                if done < count:
-                    self._grow()
-                at = done
-        return parts[0] if len(parts) == 1 else _joined(parts), bounds
+            for begin in range(0, pieces.shape[1], SEGMENT):
+                end = begin + SEGMENT
+                segment = np.ascontiguousarray(pieces[:, begin:end])
+                parts.append(self._encode(data, segment, bounds[begin : end + 1]))
+        return parts[1] if len(parts) == 2 else np.concatenate(parts), bounds
 
-    def _find(self, data: Bytes, pieces: Pieces, at: int, entries: Array) -> int:
-        """Find or make the entries of pieces from one on; the piece where it stopped."""
-        old = self.size
-        done, self.size = find_entries(
-            data,
-            pieces.begins,
-            pieces.ends,
-            at,
-            self._longest,
-            self._words,
-            self._offsets,
-            self._slots,
-            old,
-            min(self._most, len(self._slots) // 2),
-            entries,
-        )
-        long = at + np.flatnonzero(entries[at:done] == LONG)
-        if self.size > old:
-            bounds = self._offsets[old : self.size + 1]
-            self._encode(frozen(self._words), bounds[:-1], bounds[1:], old)
-        if len(long):
-            # Only until the next call: the next new entry takes their place.
-            begins, ends = (one[long].astype(np.int64) for one in (pieces.begins, pieces.ends))
-            self._encode(data, begins, ends, self.size)
-            entries[long] = np.arange(self.size, self.size + len(long))
-        return int(done)
-
-    def _encode(self, data: Bytes, begins: Array, ends: Array, first: int) -> None:
-        """Encode pieces and keep their ids as those of entries from `first` on."""
-        count = len(begins)
-        spelled = np.empty(int((ends - begins).sum()) + count, np.uint16)
-        spell_pieces(data, begins, ends, _ALPHABET, _SEPARATOR, spelled)
-        ids, places = self._model.encode(spelled, count)
-        begin = self._ends[first]
-        self._ids = _roomy(self._ids, begin + len(ids))
-        self._ends = _roomy(self._ends, first + count + 1)
-        self._ids[begin : begin + len(ids)] = ids
-        self._ends[first + 1 : first + count + 1] = begin + places
-
-    def _grow(self) -> None:
-        """Make room for entries: a larger table, or an empty one."""
-        if 2 * len(self._slots) > self._largest() or self.size < len(self._slots) // 2:
+    def _encode(self, data: Bytes, pieces: Int32, bounds: Int64) -> UInt32:
+        if self._state[0] > self._most or len(self._words) > _MOST_BYTES:
             self._begin()
-            return
-        self._slots = np.zeros(2 * len(self._slots), np.uint64)
-        hash_pieces(self._words, self._offsets, self.size, self._slots)
+        values = np.empty(pieces.shape[1], np.uint64)
+        new = np.empty((3, len(values)), np.int64)
+        at = self._state[2] = 0
+        while True:
+            at = find_values(
+                data, pieces, at, self._longest, self._slots, self._words, self._state, new, values
+            )
+            if at == len(values):
+                break
+            self._grow(new)
+        new = new[:, : self._state[2]]
+        new_ids, new_bounds = self._encode_new(data, new)
+        total = count_ids(values, new_bounds, bounds[0], bounds[1:])
+        joined = np.empty(total - bounds[0], np.uint32)
+        join_ids(values, new_bounds, new_ids, self._kept, joined)
+        return joined
+
+    def _encode_new(self, data: Bytes, new: Int64) -> tuple[UInt32, Int64]:
+        """Encode new pieces and keep their ids; returns these, and where those of each begin."""
+        if not new.shape[1]:
+            return np.empty(0, np.uint32), np.zeros(1, np.int64)
+        begins, ends, slots = (np.ascontiguousarray(one) for one in new)
+        ids, bounds = self._model.encode(data, begins, ends)
+        settle_values(self._slots, slots, bounds, ids, self._used)
+        self._kept = _roomy(self._kept, self._used, self._used + len(ids))
+        self._kept[self._used : self._used + len(ids)] = ids
+        self._used += len(ids)
+        return ids, bounds
+
+    def _grow(self, new: Int64) -> None:
+        """Make room for pieces; `new`: begin, end and slot of those that are not encoded yet."""
+        slots = np.zeros(2 * len(self._slots), np.uint64)
+        double_slots(self._slots, slots, new[2])
+        self._slots = slots
+        self._words = _roomy(self._words, int(self._state[1]), 2 * len(self._words))
 
 
 def frozen(array: Array) -> Array:
@@ -193,14 +186,10 @@ def frozen(array: Array) -> Array:
     return view
 
 
-def _roomy(array: Array, length: int) -> Array:
+def _roomy(array: Array, used: int, length: int) -> Array:
     """The same array, or a longer copy."""
     if length <= len(array):
         return array
     longer = np.empty(2 * length, array.dtype)
-    longer[: len(array)] = array
+    longer[:used] = array[:used]
     return longer
-
-
-def _joined(parts: Sequence[UInt32]) -> UInt32:
-    return np.concatenate(parts) if parts else np.empty(0, np.uint32)

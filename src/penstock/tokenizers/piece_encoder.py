@@ -79,7 +79,7 @@ class PieceEncoder:
         for low, high in _blocks(offsets):
             block = frozen(data[offsets[low] : offsets[high]])
             pieces = self.splitter.cut(block, offsets[low : high + 1] - offsets[low])
-            ids, ends = self.cache.encode(block, pieces)
+            ids, ends = self.cache.encode(block, pieces.places)
             parts.append(ids)
             bounds.append(done + ends[pieces.rows[1:]])
             done += len(ids)

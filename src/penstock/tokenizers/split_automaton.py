@@ -12,7 +12,7 @@ from typing import final
 
 import numpy as np
 
-from penstock.core.arrays import Array, Bool, Bytes
+from penstock.core.arrays import Bool, Bytes, Int64
 from penstock.core.errors import TokenizerError
 from penstock.tokenizers.character_sets import matching, one_of, partition
 from penstock.tokenizers.split_regex import Ahead, Characters, Choice, Node, Repeat, Row
@@ -30,15 +30,14 @@ class Automaton:
 
     Attributes:
         classes: The class of each character, uint8 [0x110000], 1 and more.
-        table: int32 [states × width]: for a state (a multiple of the width) and the class of the
-            next character, twice the next state, plus 1 if a match ends before that character. State
-            0 has no way on; `width` is that of the first one.
-        width: Classes, rounded up to a power of two.
+        targets: The next state by the class of the next character, int64 [states, classes]. State 1
+            is the first, and state 0 has no way on.
+        ends: Whether a match ends before that character, bool [states, classes].
     """  # noqa: E501
 
     classes: Bytes
-    table: Array
-    width: int
+    targets: Int64
+    ends: Bool
 
 
 def compile_split(node: Node) -> Automaton:
@@ -55,12 +54,9 @@ def compile_split(node: Node) -> Automaton:
     program = _Program({one: members[:, place] for place, one in enumerate(characters)})
     start = program.add(node, program.matched)
     rows = _determine(program, start, len(members))
-    width = 1 << (len(members) - 1).bit_length()
-    table = np.zeros((len(rows), width), np.int32)
-    for state, row in enumerate(rows):
-        for kind, (target, ends) in enumerate(row):
-            table[state, kind] = 2 * width * target + ends
-    return Automaton(classes, table.ravel(), width)
+    targets = np.array([[target for target, _ in row] for row in rows], np.int64)
+    ends = np.array([[is_end for _, is_end in row] for row in rows], np.bool_)
+    return Automaton(classes, targets, ends)
 
 
 def _characters(node: Node) -> Iterator[Characters]:

@@ -16,9 +16,9 @@ from penstock.core.arrays import Array, Bytes, Int64
 from penstock.core.errors import TokenizerError
 from penstock.core.json_values import JsonObject
 from penstock.tokenizers import character_sets
-from penstock.tokenizers._split_kernels import cut_pieces
+from penstock.tokenizers._split_kernels import COLUMNS, MATCH, STOP, WIDE, cut_pieces
 from penstock.tokenizers.spelling import spell_as_characters
-from penstock.tokenizers.split_automaton import Automaton, compile_split
+from penstock.tokenizers.split_automaton import END, Automaton, compile_split
 from penstock.tokenizers.split_regex import Characters, Choice, Node, Repeat, literal, read_pattern
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
@@ -45,13 +45,11 @@ class Pieces:
     """The pieces of texts.
 
     Attributes:
-        begins: Where each begins, int32 [pieces].
-        ends: Where each ends, int32 [pieces].
+        places: Where each begins, and where it ends, int32 [2, pieces].
         rows: The first piece of each text, int32 [texts + 1].
     """
 
-    begins: Int32
-    ends: Int32
+    places: Int32
     rows: Int32
 
 
@@ -67,35 +65,46 @@ class Step:
 
     @cached_property
     def automaton(self) -> Automaton:
+        """It finds matches."""
         return compile_split(self.node)
 
     @cached_property
-    def classes(self) -> Bytes:
-        """The class of each character; bytewise, of each byte."""
-        classes = self.automaton.classes
-        if not self.bytewise:
-            return classes
-        return classes[[ord(spell_as_characters(bytes([byte]))) for byte in range(256)]]
+    def table(self) -> Array:
+        """Its transitions as `cut_pieces` takes them, uint32 [states × 256]."""
+        automaton = self.automaton
+        if self.bytewise:
+            alphabet = [ord(spell_as_characters(bytes([byte]))) for byte in range(COLUMNS)]
+            columns = automaton.classes[alphabet]
+        else:
+            kinds = automaton.ends.shape[1]
+            if kinds > COLUMNS - WIDE:
+                raise TokenizerError(f"its pattern tells {kinds} classes of characters apart")
+            columns = np.zeros(COLUMNS, np.uint8)
+            columns[:WIDE] = automaton.classes[:WIDE]
+            columns[WIDE : WIDE + kinds] = np.arange(kinds)
+        targets = automaton.targets[:, columns]
+        flags = MATCH * automaton.ends[:, columns] + STOP * (targets == 0)
+        return (COLUMNS * targets + flags).astype(np.uint32).ravel()
 
     def cut(self, data: Bytes, pieces: Pieces) -> Pieces:
         """Cut pieces further."""
-        room = np.empty((2, int((pieces.ends - pieces.begins).sum(dtype=np.int64))), np.int32)
+        begins, ends = pieces.places
+        room = np.empty((2, int((ends - begins).sum(dtype=np.int64))), np.int32)
         rows = pieces.rows.copy()
-        automaton = self.automaton
         count = cut_pieces(
             data,
-            pieces.begins,
-            pieces.ends,
+            begins,
+            ends,
             rows,
-            self.classes,
-            automaton.table,
-            automaton.width,
-            self.bytewise,
+            0x100 if self.bytewise else WIDE,
+            self.automaton.classes,
+            self.table,
+            self.automaton.ends[:, END].copy(),
             self.joins,
             self.drops,
             room,
         )
-        return Pieces(begins=room[0, :count], ends=room[1, :count], rows=rows)
+        return Pieces(places=room[:, :count], rows=rows)
 
 
 @final
@@ -110,7 +119,7 @@ class Splitter:
         """
         self.steps = read_steps(pre_tokenizer)
         for step in self.steps:
-            _ = step.classes
+            _ = step.table
 
     def cut(self, data: Bytes, offsets: Int64) -> Pieces:
         """Cut texts.
@@ -123,7 +132,7 @@ class Splitter:
         # A text without bytes has no piece.
         filled = bounds[1:] > bounds[:-1]
         rows = np.concatenate(([0], np.cumsum(filled))).astype(np.int32)
-        pieces = Pieces(begins=bounds[:-1][filled], ends=bounds[1:][filled], rows=rows)
+        pieces = Pieces(places=np.stack([bounds[:-1][filled], bounds[1:][filled]]), rows=rows)
         for step in self.steps:
             pieces = step.cut(data, pieces)
         return pieces
