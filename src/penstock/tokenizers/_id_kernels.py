@@ -14,7 +14,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
-from penstock.core.compiled import inline_kernel, kernel
+from penstock.core.compiled import inline_kernel, kernel, prefetch
 
 WIDTH = 4
 SHORT = 15
@@ -28,6 +28,9 @@ _LOW32, _LOW24 = np.uint64(0xFFFFFFFF), np.uint64(0xFFFFFF)
 _LOW48, _LOW40 = np.uint64((1 << 48) - 1), np.uint64((1 << 40) - 1)
 _EIGHT, _ONE = np.uint64(8), np.uint64(1)
 _LENGTH = np.uint64(40)
+_GROUP = 16
+"""Pieces that are looked up together."""
+_NO_MERGE = ~np.uint64(0)
 
 
 @intrinsic
@@ -93,33 +96,36 @@ def _equal(data, begin, words, other, length):
 
 
 @inline_kernel
-def _find_short(slots, mask, low, high):
+def _find_short(slots, place, mask, low, high):
     """The first word of the slot of a short piece, or of the empty one where it belongs."""
-    place = _mixed(low, high) & mask
     while True:
-        slot = place * np.uint64(WIDTH)
+        slot = (place & mask) * np.uint64(WIDTH)
         if (slots[slot] == low and slots[slot + _ONE] == high) or slots[slot + _ONE] == 0:
             return slot
-        place = (place + _ONE) & mask
+        place += _ONE
 
 
 @inline_kernel
-def _find_long(slots, mask, value, data, begin, length, words):
+def _find_long(slots, place, mask, value, data, begin, length, words):
     """The same of a longer piece."""
-    place = _mixed(value, np.uint64(length)) & mask
     while True:
-        slot = place * np.uint64(WIDTH)
+        slot = (place & mask) * np.uint64(WIDTH)
         spelled = slots[slot + _ONE]
         if spelled == 0:
             return slot
-        if slots[slot] == value and spelled >> _LENGTH == SPELLED << np.uint64(16) | np.uint64(length):
+        if slots[slot] == value and spelled >> _LENGTH == _long_key(length, 0) >> _LENGTH:
             if _equal(data, begin, words, np.int64(spelled & _LOW40), length):
                 return slot
-        place = (place + _ONE) & mask
+        place += _ONE
+
+
+@inline_kernel
+def _long_key(length, place):
+    return SPELLED << _TOP | np.uint64(length) << _LENGTH | np.uint64(place)
 
 
 @kernel
-def find_values(data, pieces, at, longest, slots, words, state, new, values):
+def find_values(data, pieces, at, longest, slots, address, words, state, new, values):
     """Find the values of pieces in a hash table; unknown pieces are put there, and listed.
 
     Args:
@@ -128,6 +134,7 @@ def find_values(data, pieces, at, longest, slots, words, state, new, values):
         at: The piece to begin with.
         longest: Longer pieces are not put into the table.
         slots: The hash table, uint64 [4 × slots].
+        address: Of `slots`.
         words: The bytes of longer pieces, one after another, uint8.
         state: Pieces in the table, bytes in `words`, new pieces; int64 [3], rewritten.
         new: Begin, end and slot of new pieces, int64 [3, pieces]; slot -1: not in the table.
@@ -142,38 +149,54 @@ def find_values(data, pieces, at, longest, slots, words, state, new, values):
     most = len(slots) // (2 * WIDTH)
     safe = len(data) - 16
     begins, ends = pieces[0], pieces[1]
-    while at < len(values):
-        begin = np.int64(begins[at])
-        length = np.int64(ends[at]) - begin
-        slot = np.int64(-1)
-        known = False
-        if length <= SHORT:
-            low, high = _key(data, begin, length, safe)
-            slot = np.int64(_find_short(slots, mask, low, high))
-            known = slots[slot + 1] != 0
-        elif length <= longest:
-            low = _hash_bytes(data, begin, length)
-            high = SPELLED << _TOP | np.uint64(length) << _LENGTH | np.uint64(used)
-            slot = np.int64(_find_long(slots, mask, low, data, begin, length, words))
-            known = slots[slot + 1] != 0
-        if known:
-            values[at] = slots[slot + 2]
+    keys = np.empty((3, _GROUP), np.uint64)
+    is_full = False
+    while at < len(values) and not is_full:
+        group = min(len(values) - at, _GROUP)
+        # Slots are fetched together, as most of them are far from each other.
+        for place in range(group):
+            begin = np.int64(begins[at + place])
+            length = np.int64(ends[at + place]) - begin
+            if length <= SHORT:
+                low, high = _key(data, begin, length, safe)
+                value = _mixed(low, high)
+            elif length <= longest:
+                low = _hash_bytes(data, begin, length)
+                high = np.uint64(0)
+                value = _mixed(low, np.uint64(length))
+            else:
+                low = high = value = np.uint64(0)
+            keys[0, place], keys[1, place], keys[2, place] = low, high, value
+            prefetch(address + (value & mask) * np.uint64(8 * WIDTH))
+        for place in range(group):
+            begin = np.int64(begins[at])
+            length = np.int64(ends[at]) - begin
+            slot = np.int64(-1)
+            low, high, value = keys[0, place], keys[1, place], keys[2, place]
+            if length <= SHORT:
+                slot = np.int64(_find_short(slots, value, mask, low, high))
+            elif length <= longest:
+                slot = np.int64(_find_long(slots, value, mask, low, data, begin, length, words))
+            if slot >= 0 and slots[slot + 1] != 0:
+                values[at] = slots[slot + 2]
+                at += 1
+                continue
+            value = NEW << _COUNT | np.uint64(count)
+            if slot >= 0:
+                if size == most or (length > SHORT and used + length > len(words)):
+                    is_full = True
+                    break
+                size += 1
+                if length > SHORT:
+                    high = _long_key(length, used)
+                    for step in range(length):
+                        words[used + step] = data[begin + step]
+                    used += length
+                slots[slot], slots[slot + 1], slots[slot + 2] = low, high, value
+            new[0, count], new[1, count], new[2, count] = begin, begin + length, slot
+            count += 1
+            values[at] = value
             at += 1
-            continue
-        value = NEW << _COUNT | np.uint64(count)
-        if slot >= 0:
-            if size == most or (length > SHORT and used + length > len(words)):
-                break
-            size += 1
-            slots[slot], slots[slot + 1], slots[slot + 2] = low, high, value
-            if length > SHORT:
-                for step in range(length):
-                    words[used + step] = data[begin + step]
-                used += length
-        new[0, count], new[1, count], new[2, count] = begin, begin + length, slot
-        count += 1
-        values[at] = value
-        at += 1
     state[0], state[1], state[2] = size, used, count
     return at
 
@@ -200,21 +223,21 @@ def double_slots(slots, larger, moved):
 
 
 @kernel
-def settle_values(slots, places, bounds, ids, used):
+def settle_values(slots, places, starts, counts, ids, used):
     """Give new pieces their values.
 
     Args:
         slots: The hash table, uint64 [4 × slots].
         places: The slot of each new piece, int64; -1: it is not in the table.
-        bounds: Where the ids of each begin, int64 [new pieces + 1].
+        starts: Where the ids of each begin, int64 [new pieces].
+        counts: Their number, int64 [new pieces].
         ids: Their ids, uint32.
         used: Where `ids` will be among the kept ones.
     """
     for piece in range(len(places)):
         if places[piece] < 0:
             continue
-        begin = bounds[piece]
-        count = bounds[piece + 1] - begin
+        begin, count = starts[piece], counts[piece]
         value = np.uint64(used + begin)
         if count == 1:
             value = np.uint64(ids[begin])
@@ -227,12 +250,12 @@ def settle_values(slots, places, bounds, ids, used):
 
 
 @kernel
-def count_ids(values, new_bounds, total, bounds):
+def count_ids(values, counts, total, bounds):
     """Write where the ids of pieces end, when they are joined.
 
     Args:
         values: Of the pieces, uint64.
-        new_bounds: Where the ids of each new piece begin, int64 [new pieces + 1].
+        counts: The number of ids of each new piece, int64 [new pieces].
         total: Ids before these pieces.
         bounds: Where those of each end, int64 [pieces].
 
@@ -243,8 +266,7 @@ def count_ids(values, new_bounds, total, bounds):
         value = values[piece]
         count = value >> _COUNT
         if count == NEW:
-            which = np.int64(value & _LOW48)
-            total += new_bounds[which + 1] - new_bounds[which]
+            total += counts[np.int64(value & _LOW48)]
         else:
             total += np.int64(count)
         bounds[piece] = total
@@ -252,12 +274,13 @@ def count_ids(values, new_bounds, total, bounds):
 
 
 @kernel
-def join_ids(values, new_bounds, new_ids, kept, joined):
+def join_ids(values, starts, counts, new_ids, kept, joined):
     """Join the ids of pieces.
 
     Args:
         values: Of the pieces, uint64.
-        new_bounds: Where the ids of each new piece begin, int64 [new pieces + 1].
+        starts: Where the ids of each new piece begin, int64 [new pieces].
+        counts: Their number, int64 [new pieces].
         new_ids: Those ids, uint32.
         kept: Ids of which values tell the place, uint32.
         joined: The ids of the pieces, uint32, exactly as many as there are.
@@ -271,7 +294,7 @@ def join_ids(values, new_bounds, new_ids, kept, joined):
             at += 1
         elif np.uint64(count) == NEW:
             which = np.int64(value & _LOW48)
-            for step in range(new_bounds[which], new_bounds[which + 1]):
+            for step in range(starts[which], starts[which] + counts[which]):
                 joined[at] = new_ids[step]
                 at += 1
         elif count == 2 and value >> np.uint64(47) & _ONE == 0:
@@ -283,6 +306,95 @@ def join_ids(values, new_bounds, new_ids, kept, joined):
             for step in range(begin, begin + count):
                 joined[at] = kept[step]
                 at += 1
+
+
+@inline_kernel
+def _pair_slot(merges, mask, key):
+    place = _mixed(key, _FIRST) & mask
+    while merges[2 * np.int64(place)] != key and merges[2 * np.int64(place) + 1] != _NO_MERGE:
+        place = (place + _ONE) & mask
+    return 2 * np.int64(place)
+
+
+@inline_kernel
+def _merge_of(merges, mask, left, right):
+    """Rank and id of a merge, the rank in the upper half; `_NO_MERGE` if there is none."""
+    return merges[_pair_slot(merges, mask, left << _HALF | right) + 1]
+
+
+@kernel
+def fill_merges(lefts, rights, made, merges):
+    """Fill a hash table of merges; the last of equal pairs counts, as in the tokenizers package.
+
+    Args:
+        lefts: Ids, uint32, in order of rank; likewise `rights`.
+        made: The ids that they make, uint32.
+        merges: uint64 [2 × slots], all bits set: pairs, and what `_merge_of` gives.
+    """
+    mask = np.uint64(len(merges) // 2 - 1)
+    for rank in range(len(lefts)):
+        key = np.uint64(lefts[rank]) << _HALF | np.uint64(rights[rank])
+        slot = _pair_slot(merges, mask, key)
+        merges[slot] = key
+        merges[slot + 1] = np.uint64(rank) << _HALF | np.uint64(made[rank])
+
+
+@kernel
+def merge_pieces(data, begins, ends, byte_ids, merges, longest, ids, starts, counts):
+    """Encode pieces by merges: always the pair of the lowest rank, the leftmost first.
+
+    Args:
+        data: Bytes, uint8.
+        begins: Where each piece begins, int64 [pieces].
+        ends: Where each ends, int64 [pieces].
+        byte_ids: The id of each byte, int64 [256]; -1: none.
+        merges: Of `fill_merges`.
+        longest: Longer pieces are not encoded.
+        ids: Room for as many ids as the pieces have bytes, uint32.
+        starts: Where the ids of each piece begin, int64 [pieces]; rewritten.
+        counts: Their number, int64 [pieces]; rewritten; -1: not encoded.
+
+    Returns:
+        The number of ids.
+    """
+    mask = np.uint64(len(merges) // 2 - 1)
+    parts, ways = np.empty(longest, np.uint64), np.empty(longest, np.uint64)
+    total = 0
+    for piece in range(len(begins)):
+        begin, size = begins[piece], ends[piece] - begins[piece]
+        starts[piece], counts[piece] = total, -1
+        if size > longest:
+            continue
+        known = True
+        for step in range(size):
+            known &= byte_ids[data[begin + step]] >= 0
+            parts[step] = np.uint64(byte_ids[data[begin + step]])
+        if not known:
+            continue
+        for step in range(size - 1):
+            ways[step] = _merge_of(merges, mask, parts[step], parts[step + 1])
+        while size > 1:
+            best = 0
+            for step in range(1, size - 1):
+                if ways[step] < ways[best]:
+                    best = step
+            way = ways[best]
+            if way == _NO_MERGE:
+                break
+            size -= 1
+            parts[best] = way & _LOW32
+            for step in range(best + 1, size):
+                parts[step] = parts[step + 1]
+                ways[step - 1] = ways[step]
+            if best > 0:
+                ways[best - 1] = _merge_of(merges, mask, parts[best - 1], parts[best])
+            if best + 1 < size:
+                ways[best] = _merge_of(merges, mask, parts[best], parts[best + 1])
+        for step in range(size):
+            ids[total + step] = np.uint32(parts[step])
+        counts[piece] = size
+        total += size
+    return total
 
 
 @kernel

@@ -174,8 +174,7 @@ class HuggingFaceVocabulary:
         except TokenizerError as error:
             missing = str(error)
         try:
-            highest = max(self._tokens.values(), default=-1)
-            return piece_encoder(self._scrubbed_json, self._scrubbed, highest, content)
+            return piece_encoder(self._scrubbed_json, self._scrubbed, content)
         except TokenizerError as error:
             raise TokenizerError(f"{missing}; nor can penstock: {error}") from error
 

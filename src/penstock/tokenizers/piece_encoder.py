@@ -21,7 +21,8 @@ from penstock.core.json_values import JsonObject
 from penstock.core.ragged import Ragged
 from penstock.tokenizers.fast import text_buffers
 from penstock.tokenizers.normal_forms import NormalForms
-from penstock.tokenizers.piece_cache import PieceCache, PieceModel, frozen
+from penstock.tokenizers.piece_cache import PieceCache, frozen
+from penstock.tokenizers.piece_model import PieceModel
 from penstock.tokenizers.splitter import Splitter
 from tokenizers import Tokenizer
 
@@ -95,14 +96,13 @@ class PieceEncoder:
 
 
 def piece_encoder(
-    scrubbed: JsonObject, own: Tokenizer, highest: int, content: Collection[str]
+    scrubbed: JsonObject, own: Tokenizer, content: Collection[str]
 ) -> PieceEncoder:
     """The encoder of a byte-level BPE.
 
     Args:
         scrubbed: A `tokenizer.json` without control entries.
         own: The own encoder, made of it.
-        highest: The highest id of its model.
         content: Its added entries that are content.
 
     Raises:
@@ -119,7 +119,7 @@ def piece_encoder(
     entries = set(content) if forms is None else {*content, *map(forms.apply, content)}
     return PieceEncoder(
         splitter=splitter,
-        cache=PieceCache(PieceModel(own, highest)),
+        cache=PieceCache(PieceModel(scrubbed["model"], own), splitter.cut_words),
         forms=forms,
         entries=tuple(sorted(entries)),
     )

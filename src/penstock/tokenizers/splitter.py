@@ -5,7 +5,7 @@ step before it. Steps after `ByteLevel` see the characters that stand for bytes,
 Falcon's last steps take the bytes B2, B3, B9 and BC to BE, which are written ²³¹¼½¾, for digits.
 """  # noqa: E501
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
@@ -62,6 +62,8 @@ class Step:
     joins: int = 0
     drops: int = 0
     bytewise: bool = False
+    words: bool = False
+    """Whether it leaves pieces about as short as words."""
 
     @cached_property
     def automaton(self) -> Automaton:
@@ -117,12 +119,16 @@ class Splitter:
         Raises:
             TokenizerError: A step is not supported; the message says which, and why.
         """
-        self.steps = read_steps(pre_tokenizer)
-        for step in self.steps:
+        steps = read_steps(pre_tokenizer)
+        for step in steps:
             _ = step.table
+        # After GPT-2's pattern pieces are words: what cuts them further is done once for each.
+        words = any(step.words for step in steps)
+        self.steps = [step for step in steps if not (words and step.bytewise)]
+        self._later = [step for step in steps if words and step.bytewise]
 
     def cut(self, data: Bytes, offsets: Int64) -> Pieces:
-        """Cut texts.
+        """Cut texts, if there are `cut_words` not to the end.
 
         Args:
             data: UTF-8 bytes of less than 2 GiB, read-only.
@@ -134,6 +140,20 @@ class Splitter:
         rows = np.concatenate(([0], np.cumsum(filled))).astype(np.int32)
         pieces = Pieces(places=np.stack([bounds[:-1][filled], bounds[1:][filled]]), rows=rows)
         for step in self.steps:
+            pieces = step.cut(data, pieces)
+        return pieces
+
+    @property
+    def cut_words(self) -> Callable[[Bytes, Int32], Pieces] | None:
+        """The rest of the steps, which is still to be done for each piece by itself; None: nothing.
+
+        It takes the bytes, and begins and ends of pieces, int32 [2, pieces], as texts.
+        """
+        return self._cut_words if self._later else None
+
+    def _cut_words(self, data: Bytes, places: Int32) -> Pieces:
+        pieces = Pieces(places=places, rows=np.arange(places.shape[1] + 1, dtype=np.int32))
+        for step in self._later:
             pieces = step.cut(data, pieces)
         return pieces
 
@@ -153,7 +173,7 @@ def read_steps(pre_tokenizer: JsonObject | None) -> list[Step]:
             if one.get("add_prefix_space", True):
                 raise TokenizerError("its step ByteLevel puts a space before the text")
             if one.get("use_regex", True):
-                steps.append(Step(node=read_pattern(BYTE_LEVEL_PATTERN)))
+                steps.append(Step(node=read_pattern(BYTE_LEVEL_PATTERN), words=True))
             bytewise = True
         else:
             steps.append(_step(one, bytewise=bytewise))
