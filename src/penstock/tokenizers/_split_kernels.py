@@ -10,8 +10,8 @@ COLUMNS = 256
 """Of a row of an automaton's table: bytes; in text, from `WIDE` on classes of characters."""
 WIDE = 0x80
 MATCH, STOP = np.uint32(1), np.uint32(2)
-"""Flags of a transition, below the row that it leads to: a match ends before the character; there is
-no way on.
+"""Flags of a transition, below the row that it leads to: a match ends before the character; no way
+on.
 """
 START = np.uint64(COLUMNS)
 
@@ -79,13 +79,13 @@ def cut_pieces(data, begins, ends, rows, plain, classes, table, finals, joins, d
         begins: Where each piece begins, int32 [pieces].
         ends: Where each ends, int32 [pieces].
         rows: The first piece of each text, int32 [texts + 1]; rewritten.
-        plain: Bytes below this are characters: 0x80; 0x100 if each stands for one of the alphabet of
-            byte-level vocabularies.
+        plain: Bytes below this are characters: 0x80; 0x100 if each stands for one of the alphabet
+            of byte-level vocabularies.
         classes: The class of each character, uint8.
         table: For each state and each column the row of the next state, and flags, uint32.
         finals: Whether a match ends where a state meets the end of its piece, bool [states].
-        joins: Bit 2 a + b: a stretch of kind b continues the piece of one of kind a before it. Kinds:
-            0 between matches, 1 a match.
+        joins: Bit 2 a + b: a stretch of kind b continues the piece of one of kind a before it.
+            Kinds: 0 between matches, 1 a match.
         drops: Bit b: stretches of kind b are dropped.
         cut: The new pieces' begins and ends, int32 [2, room]; room for all bytes suffices.
 

@@ -152,6 +152,7 @@ def partition(sets: Sequence[Bool]) -> tuple[Array, Bool]:
         classes, members = (np.cumsum(present) - 1)[doubled], members[present]
     if len(members) > 250:
         raise TokenizerError(f"its pattern tells {len(members)} classes of characters apart")
-    lengths = np.diff(np.append(asked(), CHARACTERS).astype(np.int64))
+    ends = np.append(asked()[1:], CHARACTERS).astype(np.int64)
+    lengths = ends - asked().astype(np.int64)
     none = np.zeros((1, members.shape[1]), np.bool_)
     return np.repeat((classes + 1).astype(np.uint8), lengths), np.concatenate([none, members])

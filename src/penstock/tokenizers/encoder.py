@@ -5,7 +5,7 @@ while it reads: for Gemma 3, 1.1 s and 300 MB against 0.6 s and 80 MB.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -59,7 +59,7 @@ def _of_merges(content: JsonObject, model: JsonObject) -> Tokenizer:
     return made
 
 
-def merge_pairs(merges: Iterable[Any]) -> Iterable[tuple[str, str]]:
+def merge_pairs(merges: Sequence[Any]) -> Sequence[tuple[str, str]]:
     """The merges of a model as pairs of tokens."""
     if isinstance(merges, WrittenMerges):
         return merges

@@ -7,7 +7,7 @@ fixed for ever, so the version that a package knows does not matter.
 
 import unicodedata
 from functools import cache
-from typing import final
+from typing import Literal, final
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,8 @@ from penstock.tokenizers.character_sets import CHARACTERS
 from penstock.tokenizers.fast import text_buffers
 from penstock.tokenizers.piece_cache import frozen
 
-FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
+FORMS: tuple[Form, ...] = ("NFC", "NFD", "NFKC", "NFKD")
 _TRUSTED_END = 0x10000
 
 
@@ -36,6 +37,7 @@ class NormalForms:
             TokenizerError: It does more than normal forms.
         """
         names = list(_names(normalizer))
+        forms = [form for form in FORMS if form in names]
         wrong = [name for name in names if name not in FORMS]
         if wrong:
             raise TokenizerError(f"it normalises text by {', '.join(wrong)}")
@@ -43,8 +45,8 @@ class NormalForms:
 
         self._steps = [getattr(normalizers, name)() for name in names]
         self._unsafe = np.zeros(CHARACTERS, np.bool_)
-        for name in names:
-            self._unsafe |= unsafe_characters(name)
+        for form in forms:
+            self._unsafe |= unsafe_characters(form)
 
     def apply(self, text: str) -> str:
         """The normal form of a text."""
@@ -72,7 +74,7 @@ def _names(normalizer: JsonObject) -> list[str]:
 
 
 @cache
-def unsafe_characters(form: str) -> Bool:
+def unsafe_characters(form: Form) -> Bool:
     """The characters with which a text may not be in a normal form, bool [0x110000]."""
     unsafe = np.ones(CHARACTERS, np.bool_)
     known = unicodedata.ucd_3_2_0

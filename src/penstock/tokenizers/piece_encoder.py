@@ -95,9 +95,7 @@ class PieceEncoder:
         return found
 
 
-def piece_encoder(
-    scrubbed: JsonObject, own: Tokenizer, content: Collection[str]
-) -> PieceEncoder:
+def piece_encoder(scrubbed: JsonObject, own: Tokenizer, content: Collection[str]) -> PieceEncoder:
     """The encoder of a byte-level BPE.
 
     Args:

@@ -5,7 +5,7 @@ neighbours. It takes 7 µs a piece, so a kernel does what is plain: pieces whose
 merged by rank. The package keeps the rest, with whatever it does about unknown bytes.
 """  # noqa: E501
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -52,7 +52,7 @@ class PackageModel:
         self._encoder.add_special_tokens(
             [AddedToken(name, special=True, normalized=False) for name in names]
         )
-        self._separator = self._encoder.token_to_id(names[-1])
+        self._separator = self._encoder.token_to_id(names[-1]) or 0
         if self._separator <= highest:
             raise TokenizerError("its model has a token of white space")
 
@@ -141,15 +141,17 @@ class PieceModel:
         return {words[place]: int(numbers[place]) for place in np.flatnonzero(~made)}
 
 
-def _merge_table(vocabulary: Mapping[str, int], merges: Iterable[Any]) -> Array:
+def _merge_table(vocabulary: Mapping[str, int], merges: Sequence[Any]) -> Array:
     """The hash table of merges; see `fill_merges`."""
     get = vocabulary.__getitem__
-    columns: tuple[list[int], ...] = ([], [], [])
-    lefts, rights, made = columns
+    lefts: list[int] = []
+    rights: list[int] = []
+    made: list[int] = []
     for left, right in merge_pairs(merges):
         lefts.append(get(left))
         rights.append(get(right))
         made.append(get(left + right))
     table = np.full(2 << max(2 * len(made), 1).bit_length(), ~np.uint64(0))
-    fill_merges(*(np.array(column, np.uint32) for column in columns), table)
+    ids = [np.array(column, np.uint32) for column in (lefts, rights, made)]
+    fill_merges(ids[0], ids[1], ids[2], table)
     return table

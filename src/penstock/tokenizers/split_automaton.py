@@ -4,7 +4,7 @@ A state of the automaton is a list of places in the expression, in the order in 
 matcher would try them; what comes after a place that has matched is dropped. So the automaton finds
 the match that a backtracking matcher finds: not the longest, but that of the first alternatives. A
 transition knows the class of the next character, or that the text ends, which decides looks ahead.
-"""  # noqa: E501
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Automaton:
         targets: The next state by the class of the next character, int64 [states, classes]. State 1
             is the first, and state 0 has no way on.
         ends: Whether a match ends before that character, bool [states, classes].
-    """  # noqa: E501
+    """
 
     classes: Bytes
     targets: Int64
@@ -111,7 +111,7 @@ class _Program:
         for one in node.sets:
             held |= self._members[one]
         held[END] = node.end
-        return held != node.negated
+        return ~held if node.negated else held
 
     def _repeat(self, node: Repeat, after: int) -> int:
         if node.high is None:
@@ -122,9 +122,7 @@ class _Program:
             begin = after
             for _ in range(node.high - node.low):
                 inside = self.add(node.part, begin)
-                begin = self._step(
-                    "fork", None, [after, inside] if node.lazy else [inside, after]
-                )
+                begin = self._step("fork", None, [after, inside] if node.lazy else [inside, after])
         for _ in range(node.low):
             begin = self.add(node.part, begin)
         return begin

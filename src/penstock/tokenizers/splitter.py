@@ -23,9 +23,7 @@ from penstock.tokenizers.split_regex import Characters, Choice, Node, Repeat, li
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
-BYTE_LEVEL_PATTERN = (
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-)
+BYTE_LEVEL_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """By which the step `ByteLevel` of the tokenizers package splits, as GPT-2 did."""
 
 _JOINS = {
@@ -86,7 +84,8 @@ class Step:
             columns[WIDE : WIDE + kinds] = np.arange(kinds)
         targets = automaton.targets[:, columns]
         flags = MATCH * automaton.ends[:, columns] + STOP * (targets == 0)
-        return (COLUMNS * targets + flags).astype(np.uint32).ravel()
+        table: Array = (COLUMNS * targets + flags).astype(np.uint32)
+        return table.ravel()
 
     def cut(self, data: Bytes, pieces: Pieces) -> Pieces:
         """Cut pieces further."""
@@ -195,9 +194,7 @@ def _step(step: JsonObject, *, bytewise: bool) -> Step:
     if kind == "Split":
         pattern = step["pattern"]
         node = read_pattern(pattern["Regex"]) if "Regex" in pattern else literal(pattern["String"])
-        return _behaving(
-            node, step["behavior"], bytewise=bytewise, invert=bool(step.get("invert"))
-        )
+        return _behaving(node, step["behavior"], bytewise=bytewise, invert=bool(step.get("invert")))
     if kind == "Digits":
         way = "Isolated" if step.get("individual_digits") else "Contiguous"
         return _behaving(_set_of(character_sets.numbers()), way, bytewise=bytewise)
