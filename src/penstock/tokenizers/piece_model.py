@@ -48,7 +48,7 @@ class PackageModel:
         fillers = highest + 1 - self._encoder.get_vocab_size(with_added_tokens=False)
         if fillers > _MOST_FILLERS:
             raise TokenizerError(f"its {highest + 1} ids have {fillers} gaps")
-        names = [*(f" {place}" for place in range(max(fillers, 0))), chr(_SEPARATOR)]
+        names = [*(f"\n{place}" for place in range(max(fillers, 0))), chr(_SEPARATOR)]
         self._encoder.add_special_tokens(
             [AddedToken(name, special=True, normalized=False) for name in names]
         )

@@ -259,7 +259,8 @@ class _Reader:
         """A group that gives nothing back: of one set, as with a possessive quantifier."""
         if isinstance(node, Characters):
             return node
-        if isinstance(node, Repeat) and not node.lazy and node.high is None and node.low < 2:
+        bounds = (node.low, node.high) if isinstance(node, Repeat) and not node.lazy else None
+        if isinstance(node, Repeat) and bounds in ((0, None), (1, None), (0, 1)):
             return self._possessive(node.part, node.low, node.high)
         raise self.refusal("an atomic group of more than one repeated set")
 
