@@ -22,8 +22,8 @@ LONGEST = 128
 """Bytes of the longest piece that the kernel merges: it takes the square of the length."""
 
 _MOST_FILLERS = 100_000
-_SEPARATOR = ord(" ")
-"""It stands for no byte, so no piece has it."""
+_SEPARATORS = [chr(code) for code in range(0xE000, 0xE100)]
+"""Characters that stand for no byte, so no piece has one; the vocabulary might."""
 _CHARACTERS = [spell_as_characters(bytes([byte])) for byte in range(256)]
 _ALPHABET = np.array(list(map(ord, _CHARACTERS)), np.uint16)
 
@@ -48,13 +48,18 @@ class PackageModel:
         fillers = highest + 1 - self._encoder.get_vocab_size(with_added_tokens=False)
         if fillers > _MOST_FILLERS:
             raise TokenizerError(f"its {highest + 1} ids have {fillers} gaps")
-        names = [*(f"\n{place}" for place in range(max(fillers, 0))), chr(_SEPARATOR)]
+        known = self._encoder.token_to_id
+        between = next((one for one in _SEPARATORS if known(one) is None), None)
+        if between is None:
+            raise TokenizerError("its vocabulary has every separator that could be used")
+        self._between = ord(between)
+        names = [*(f"\uf8ff{place}" for place in range(max(fillers, 0))), between]
         self._encoder.add_special_tokens(
             [AddedToken(name, special=True, normalized=False) for name in names]
         )
-        self._separator = self._encoder.token_to_id(names[-1]) or 0
+        self._separator = known(between) or 0
         if self._separator <= highest:
-            raise TokenizerError("its model has a token of white space")
+            raise TokenizerError("its ids have gaps that cannot be filled")
 
     def encode(self, data: Bytes, begins: Int64, ends: Int64) -> tuple[UInt32, Int64]:
         """Ids of pieces.
@@ -69,7 +74,7 @@ class PackageModel:
         """
         count = len(begins)
         spelled = np.empty(int((ends - begins).sum()) + count, np.uint16)
-        spell_pieces(data, begins, ends, _ALPHABET, _SEPARATOR, spelled)
+        spell_pieces(data, begins, ends, _ALPHABET, self._between, spelled)
         text = spelled.tobytes().decode("utf-16-le")
         ids = np.array(self._encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         between = np.flatnonzero(ids == self._separator)
