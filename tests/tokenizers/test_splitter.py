@@ -5,17 +5,18 @@ vocabularies.
 import json
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import Replace
 from tokenizers.pre_tokenizers import Punctuation, WhitespaceSplit
 
+import tokenizers
 from penstock.core.errors import TokenizerError
 from penstock.tokenizers import character_sets
 from penstock.tokenizers.fast import text_buffers
@@ -84,13 +85,10 @@ BEHAVIORS = ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedW
 DEEPSEEK = (
     r"\p{N}{1,3}",
     "[一-龥\u3040-ゟ゠-ヿ]+",
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^"""
-    "\r\n"
-    r"""\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+["""
-    "\r\n"
-    r"""]*|\s*["""
-    "\r\n"
-    r"""]+|\s+(?!\S)|\s+""",
+    (
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ).replace(r"\r\n", "\r\n"),
 )
 PUBLISHED = {
     "gpt2": _steps(LEVEL),
@@ -130,7 +128,9 @@ STEPS = {
     "each digit, before and after": _steps(_digits(True), PLAIN, _digits(True)),
     "WhitespaceSplit": _steps({"type": "WhitespaceSplit"}, PLAIN),
     "Whitespace": _steps({"type": "Whitespace"}, PLAIN, {"type": "Whitespace"}),
-    "a text": _steps(_split(" .", kind="String"), _split("ab", "MergedWithNext", kind="String"), PLAIN),
+    "a text": _steps(
+        _split(" .", kind="String"), _split("ab", "MergedWithNext", kind="String"), PLAIN
+    ),
     "after the bytes": _steps(PLAIN, _split(r"Ġ?\p{L}+|\p{N}+"), _split(r"\p{P}", "Removed")),
 }  # fmt: skip
 REGEXES = {
@@ -163,7 +163,7 @@ def _cut(splitter: Splitter, texts: Sequence[str]) -> list[list[str]]:
         later = splitter.cut_words(data, pieces.places)
         pieces, rows = later, later.rows[rows]
     found = [spell_as_characters(bytes(data[begin:end])) for begin, end in pieces.places.T.tolist()]
-    return [found[low:high] for low, high in zip(rows, rows[1:], strict=False)]
+    return [found[low:high] for low, high in pairwise(rows)]
 
 
 def _check(splitter: Splitter, theirs: Any, texts: Sequence[str]) -> None:
@@ -188,7 +188,8 @@ def test_pieces_are_those_of_the_package(both: tuple[Splitter, Any], texts: list
 
 def test_pieces_of_every_character_are_those_of_the_package(both: tuple[Splitter, Any]) -> None:
     """Each in two surroundings, in an order that tells nothing."""
-    codes = [*range(0x3000), *range(0xA000, 0xAC80), *range(0xF900, 0x10000), *range(0x1D000, 0x1FB00)]  # fmt: skip
+    stretches = ((0, 0x3000), (0xA000, 0xAC80), (0xF900, 0x10000), (0x1D000, 0x1FB00))
+    codes = [code for low, high in stretches for code in range(low, high)]
     drawn = random.Random(7).sample(codes, 3000)
     texts = ["".join(f"{chr(code)}a1{chr(code)} " for code in drawn[at::60]) for at in range(60)]
     _check(*both, texts)

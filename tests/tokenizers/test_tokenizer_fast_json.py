@@ -19,9 +19,9 @@ from makers.tokenizers import added_token
 from penstock import load_tokenizer
 from penstock.core import large_json
 from penstock.core.arrow import from_texts
+from penstock.core.errors import TokenizerError
 from penstock.core.large_json import canonical_json, parse_large_json
 from penstock.tokenizers import Tokenizer
-from penstock.core.errors import TokenizerError
 from penstock.tokenizers.byte_level import byte_level_encoder
 from penstock.tokenizers.digits import DigitCuts, digits
 from penstock.tokenizers.encoder import load_encoder

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SLOWDOWN = 80
-"""How many times as long encoding takes without gigatoken, measured by
+"""How many times as long a vocabulary's own package takes as gigatoken, measured by
 `benchmarks/bench_tokenizers.py`.
 
 One core of a Xeon, 8 MB of Python's standard library, a trained vocabulary of 16,000; with GPT-2's
@@ -128,9 +128,10 @@ def missing_gigatoken() -> str | None:
         import gigatoken.gigatoken_rs  # noqa: F401
     except ImportError as error:
         return (
-            f"gigatoken does not load ({error}), and encoding takes about {SLOWDOWN} times as "
-            "long without it (measured by benchmarks/bench_tokenizers.py), with the same "
-            "token ids: pip install gigatoken"
+            f"gigatoken does not load ({error}); a byte-level tokenizer.json then encodes about "
+            f"half as fast, and another vocabulary takes about {SLOWDOWN} times as long without it "
+            "(measured by benchmarks/bench_tokenizers.py), with the same token ids: "
+            "pip install gigatoken"
         )
     return None
 
