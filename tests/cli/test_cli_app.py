@@ -234,7 +234,7 @@ def test_doctor_names_a_missing_encoder(monkeypatch, capsys):
 
     monkeypatch.setitem(sys.modules, "gigatoken.gigatoken_rs", None)
     findings = doctor.examine()
-    assert findings["encoder"] == "the vocabulary's own package"
+    assert findings["encoder"] == "penstock or the vocabulary's own package"
     assert findings["problems"] == []  # it works, slowly
     (note,) = findings["notes"]
     assert "times as long without it" in note

@@ -15,6 +15,8 @@ import pytest
 from penstock import load_tokenizer
 from penstock.core.errors import TokenizerError
 from penstock.tokenizers import Tokenizer
+from penstock.tokenizers.huggingface import HuggingFaceVocabulary
+from penstock.tokenizers.piece_encoder import piece_encoder
 
 pytestmark = pytest.mark.real_data
 
@@ -38,9 +40,8 @@ FAST = [
     "tiktoken/cl100k_base.tiktoken.gz",
     "tiktoken/r50k_base.tiktoken",
 ]
+BY_PIECES = ["hf/falcon", "hf/torchtitan-tiny"]
 SLOW = {
-    "hf/falcon": "it splits text by Punctuation, ByteLevel, Digits",
-    "hf/torchtitan-tiny": "no token for 162 of the 256 bytes alone",
     "hf/bert-base-uncased": "WordPiece",
     "hf/t5-small": "Unigram",
     "spm/t5-base.model": "unigram",
@@ -121,6 +122,38 @@ def test_fast_and_exact(real_data: Path, loaded: Tokenizer) -> None:
         assert row_ends[-1:].tolist() == ([len(text.encode())] if len(row) else [])
 
 
+@pytest.mark.parametrize(
+    "loaded",
+    [path for path in [*FAST, *BY_PIECES] if path.startswith("hf") and path != "hf/phi-3-mini"],
+    indirect=True,
+)
+def test_pieces_give_the_own_ids(real_data: Path, loaded: Tokenizer) -> None:
+    """Also of vocabularies that gigatoken takes, and again from the cache."""
+    vocabulary = loaded._vocabulary
+    assert isinstance(vocabulary, HuggingFaceVocabulary)
+    added = [text for text, number in vocabulary._added.items() if number in vocabulary._content]
+    encoder = piece_encoder(vocabulary._scrubbed_json, vocabulary._scrubbed, added)
+    texts = pa.array(real_texts(real_data), pa.large_string())
+    own = _by_own_encoder(loaded, texts)
+    for _ in range(2):
+        ids, left_out = encoder.encode_batch(texts)
+        wrong = [
+            row
+            for row, (found, expected) in enumerate(zip(ids, own, strict=True))
+            if found.tolist() != expected.tolist()
+        ]
+        assert set(wrong) <= set(left_out.tolist())
+        assert len(left_out) < len(texts) / 2
+
+
+@pytest.mark.parametrize("loaded", BY_PIECES, indirect=True)
+def test_what_gigatoken_cannot_encode_is_encoded_by_pieces(
+    real_data: Path, loaded: Tokenizer
+) -> None:
+    assert loaded.check_encoder(real_texts(real_data)) is None
+    assert (loaded.encoder, loaded.fallback_reason) == ("penstock", None)
+
+
 @pytest.mark.parametrize(("loaded", "reason"), SLOW.items(), indirect=["loaded"])
 def test_what_falls_back_says_why(loaded: Tokenizer, reason: str) -> None:
     assert loaded.encoder in ("tokenizers", "sentencepiece")
@@ -134,7 +167,7 @@ def test_what_has_no_table_says_so(loaded: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    "loaded", [path for path in [*FAST, *SLOW] if path.startswith("hf")], indirect=True
+    "loaded", [path for path in [*FAST, *BY_PIECES, *SLOW] if path.startswith("hf")], indirect=True
 )
 def test_without_control_entries_ordinary_text_keeps_its_ids(
     real_data: Path, loaded: Tokenizer
@@ -158,7 +191,7 @@ def test_without_control_entries_ordinary_text_keeps_its_ids(
         assert row.tolist() == original.encode(text, add_special_tokens=False).ids
 
 
-@pytest.mark.parametrize("loaded", [*FAST, *SLOW], indirect=True)
+@pytest.mark.parametrize("loaded", [*FAST, *BY_PIECES, *SLOW], indirect=True)
 def test_text_never_becomes_a_control_token(loaded: Tokenizer) -> None:
     tokenizer = loaded
     unknown = {tokenizer.special_tokens.get(name) for name in ("<unk>", "[UNK]")}
@@ -171,7 +204,7 @@ def test_text_never_becomes_a_control_token(loaded: Tokenizer) -> None:
 
 def _by_own_encoder(tokenizer: Tokenizer, array: Any) -> Any:
     own = Tokenizer(tokenizer.name, tokenizer.source_bytes, fallback_reason="asked for")
-    assert own.encoder != "gigatoken"
+    assert own.encoder == own._vocabulary.own_encoder
     return own.encode_batch(array)
 
 

@@ -7,6 +7,7 @@ while it reads: for Gemma 3, 1.1 s and 300 MB against 0.6 s and 80 MB.
 import json
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from tokenizers.models import BPE
@@ -116,15 +117,19 @@ def _of_merges(content: JsonObject, model: JsonObject) -> Tokenizer:
     settings = {name: model[name] for name in _SETTINGS if model.get(name) is not None}
     bare = {**model, "vocab": {}, "merges": [], "unk_token": None, "type": "BPE"}
     made = Tokenizer.from_str(json.dumps({**content, "model": bare, "added_tokens": []}))
-    merges = model["merges"]
-    if not isinstance(merges, WrittenMerges) and not isinstance(merges[0], tuple):
-        merges = [_pair(merge) for merge in merges]
-    made.model = BPE(dict(model["vocab"]), merges, **settings)
+    made.model = BPE(dict(model["vocab"]), merge_pairs(model["merges"]), **settings)
     entries = content.get("added_tokens") or []
     for special, group in groupby(entries, lambda entry: bool(entry["special"])):
         added = [_added(entry) for entry in group]
         made.add_special_tokens(added) if special else made.add_tokens(added)
     return made
+
+
+def merge_pairs(merges: Sequence[Any]) -> Sequence[tuple[str, str]]:
+    """The merges of a model as pairs of tokens."""
+    if isinstance(merges, WrittenMerges):
+        return merges
+    return [merge if isinstance(merge, tuple) else _pair(merge) for merge in merges]
 
 
 def _pair(merge: str | Sequence[str]) -> tuple[str, str]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SLOWDOWN = 80
-"""How many times as long encoding takes without gigatoken, measured by
+"""How many times as long a vocabulary's own package takes as gigatoken, measured by
 `benchmarks/bench_tokenizers.py`.
 
 One core of a Xeon, 8 MB of Python's standard library, a trained vocabulary of 16,000; with GPT-2's
@@ -50,11 +50,32 @@ class Backend(Protocol):
         """Ids of a text."""
 
 
+class Encoder(Protocol):
+    """A fast encoder of one vocabulary."""
+
+    @property
+    def name(self) -> str:
+        """The package whose code encodes."""
+
+    @property
+    def probes(self) -> tuple[str, ...]:
+        """Texts that would show a fault of it."""
+
+    def encode(self, text: str) -> UInt32 | None:
+        """Ids of a text; None: the own encoder must encode it."""
+
+    def encode_batch(self, texts: pa.Array) -> tuple[Ragged, Int64]:
+        """Ids of an Arrow (large) string array without nulls, one row per text; and the rows that
+        the own encoder must encode, whose ids are wrong.
+        """
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FastEncoder:
     """gigatoken's encoder of one vocabulary, and what has to be done around it."""
 
+    name: str = "gigatoken"
     backend: Backend
     shift: int = 0
     """Added to every id."""
@@ -84,7 +105,7 @@ class FastEncoder:
             uint32 ids and int64 offsets, one row per text; and the rows that the own encoder must
             encode, whose ids are wrong.
         """
-        data, offsets = _buffers(texts)
+        data, offsets = text_buffers(texts)
         rows = None
         if self.digits is not None:
             offsets, rows = self.digits.cut(data, offsets)
@@ -107,9 +128,10 @@ def missing_gigatoken() -> str | None:
         import gigatoken.gigatoken_rs  # noqa: F401
     except ImportError as error:
         return (
-            f"gigatoken does not load ({error}), and encoding takes about {SLOWDOWN} times as "
-            "long without it (measured by benchmarks/bench_tokenizers.py), with the same "
-            "token ids: pip install gigatoken"
+            f"gigatoken does not load ({error}); a byte-level tokenizer.json then encodes about "
+            f"half as fast, and another vocabulary takes about {SLOWDOWN} times as long without it "
+            "(measured by benchmarks/bench_tokenizers.py), with the same token ids: "
+            "pip install gigatoken"
         )
     return None
 
@@ -213,7 +235,7 @@ def backend_from_merged_ranks(ranks: Mapping[bytes, int], pattern: str) -> Backe
     return backend_from_json(made)
 
 
-def _buffers(texts: pa.Array) -> tuple[Bytes, Int64]:
+def text_buffers(texts: pa.Array) -> tuple[Bytes, Int64]:
     """The bytes of an Arrow string array and where each text begins; only 32-bit offsets are
     copied, widened.
     """

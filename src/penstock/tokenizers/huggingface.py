@@ -19,7 +19,8 @@ from penstock.core.system import give_back_memory, without_collector
 from penstock.tokenizers.byte_level import byte_level_encoder
 from penstock.tokenizers.byte_table import ByteTable
 from penstock.tokenizers.encoder import encoder_of_texts, load_encoder
-from penstock.tokenizers.fast import FastEncoder, backend_from_json
+from penstock.tokenizers.fast import Encoder, FastEncoder, backend_from_json
+from penstock.tokenizers.piece_encoder import piece_encoder
 from penstock.tokenizers.post_processors import before_a_text
 from penstock.tokenizers.spelling import spell_byte_level, spell_sentencepiece
 from penstock.tokenizers.tokenizer_config import with_configured_entries
@@ -157,11 +158,12 @@ class HuggingFaceVocabulary:
         return text
 
     @without_collector()
-    def build_fast(self) -> FastEncoder:
+    def build_fast(self, missing: str | None) -> Encoder:
         """See `Vocabulary`."""
         if self.kind == "byte-level BPE":
-            content = [text for text, i in self._added.items() if i in self._content]
-            return byte_level_encoder(self._scrubbed_json, self.size, content)
+            return self._build_byte_level(missing)
+        if missing is not None:
+            raise TokenizerError(missing)
         if self.kind == "BPE":
             raise TokenizerError(
                 "gigatoken cannot encode it: its BPE is neither of bytes nor falls back to them"
@@ -170,6 +172,19 @@ class HuggingFaceVocabulary:
         if isinstance(self._tokens, WrittenVocabulary):
             give_back_memory()
         return encoder
+
+    def _build_byte_level(self, missing: str | None) -> Encoder:
+        """gigatoken's encoder, or ours of pieces."""
+        content = [text for text, i in self._added.items() if i in self._content]
+        try:
+            if missing is None:
+                return byte_level_encoder(self._scrubbed_json, self.size, content)
+        except TokenizerError as error:
+            missing = str(error)
+        try:
+            return piece_encoder(self._scrubbed_json, self._scrubbed, content)
+        except TokenizerError as error:
+            raise TokenizerError(f"{missing}; nor can penstock: {error}") from error
 
     def build_byte_table(self, *, exact: bool) -> ByteTable:
         """See `Vocabulary`."""

@@ -209,8 +209,10 @@ class RankVocabulary:
         """See `Vocabulary`; never needed, because the byte table is always exact."""
         return self.build_byte_table(exact=True).spell(ids).tobytes().decode(errors="replace")
 
-    def build_fast(self) -> FastEncoder:
+    def build_fast(self, missing: str | None) -> FastEncoder:
         """See `Vocabulary`."""
+        if missing is not None:
+            raise TokenizerError(missing)
         if self._pattern not in SCHEMES:
             raise TokenizerError(
                 "gigatoken cannot encode it: it does not know the splitting pattern "

@@ -144,8 +144,10 @@ class SentencePieceVocabulary:
         text: str = self._processor.decode([int(token_id) for token_id in ids])
         return text
 
-    def build_fast(self) -> FastEncoder:
+    def build_fast(self, missing: str | None) -> FastEncoder:
         """See `Vocabulary`."""
+        if missing is not None:
+            raise TokenizerError(missing)
         return FastEncoder(backend=backend_from_sentencepiece(self._model, set(self.controls)))
 
     def build_byte_table(self, *, exact: bool) -> ByteTable:

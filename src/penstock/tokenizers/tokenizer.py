@@ -28,7 +28,7 @@ from penstock.core.ragged import Ragged
 from penstock.core.system import without_collector, writing_cure
 from penstock.tokenizers.byte_table import ByteTable, IntArray
 from penstock.tokenizers.chat_templates import CHAT_TEMPLATE, template_in
-from penstock.tokenizers.fast import FastEncoder, missing_gigatoken
+from penstock.tokenizers.fast import Encoder, missing_gigatoken
 from penstock.tokenizers.huggingface import HuggingFaceVocabulary
 from penstock.tokenizers.post_processors import before_a_text, with_bos, without_bos
 from penstock.tokenizers.ranks import RankVocabulary
@@ -83,7 +83,7 @@ class Tokenizer:
         Args:
             name: Short name of its file, folder or repository.
             files: Canonical name → contents, as in `source_bytes`.
-            fallback_reason: Why gigatoken must not encode.
+            fallback_reason: Why no fast encoder must encode.
             parsed: What the tokenizer.json in `files` holds, if it has been parsed; taken over.
         """
         self.name = name
@@ -148,14 +148,15 @@ class Tokenizer:
 
     @property
     def encoder(self) -> str:
-        """The package that encodes: "gigatoken", or the vocabulary's "tokenizers", "tiktoken" or
-        "sentencepiece".
+        """The package whose code encodes: "gigatoken"; "penstock", which cuts text into pieces and
+        keeps the ids that the tokenizers package gave them; or the vocabulary's own "tokenizers",
+        "tiktoken" or "sentencepiece".
         """
-        return self._vocabulary.own_encoder if self._fast is None else "gigatoken"
+        return self._vocabulary.own_encoder if self._fast is None else self._fast.name
 
     @property
     def fallback_reason(self) -> str | None:
-        """Why gigatoken does not encode; None when it does."""
+        """Why no fast encoder, gigatoken or penstock, encodes; None when one does."""
         return None if self._fast is not None else self._fallback_reason
 
     def encode(self, text: str, *, allow_control: bool = False) -> UInt32:
@@ -269,7 +270,7 @@ class Tokenizer:
         """
         if self._fast is None:
             return None
-        sample = [*sample, *self._fast.probes]
+        fast_name, sample = self._fast.name, [*sample, *self._fast.probes]
         texts = from_texts(sample)
         own_encoder = self._vocabulary.sample_encoder(sample)
         fast, own = self.encode_batch(texts), self._encode_slowly(texts, own_encoder)
@@ -283,7 +284,7 @@ class Tokenizer:
         place = _first_difference(fast[row], own[row])
         shown = text if len(text) <= 60 else text[:60] + "…"
         self._fallback_reason = (
-            f"gigatoken and {self._vocabulary.own_encoder} disagree on {shown!r}, "
+            f"{fast_name} and {self._vocabulary.own_encoder} disagree on {shown!r}, "
             f"from token {place} on: {fast[row][place : place + 4].tolist()} against "
             f"{own[row][place : place + 4].tolist()}"
         )
@@ -411,15 +412,12 @@ class Tokenizer:
             ) from error
 
     @cached_property
-    def _fast(self) -> FastEncoder | None:
-        """gigatoken's encoder; None if it cannot or must not encode."""
-        if self._fallback_reason is not None:
-            return None
-        self._fallback_reason = missing_gigatoken()
+    def _fast(self) -> Encoder | None:
+        """The fast encoder; None if there is none, or it must not encode."""
         if self._fallback_reason is not None:
             return None
         try:
-            return self._vocabulary.build_fast()
+            return self._vocabulary.build_fast(missing_gigatoken())
         except TokenizerError as error:
             self._fallback_reason = str(error)
             return None

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol, final
 
 from penstock.tokenizers.byte_table import ByteTable
-from penstock.tokenizers.fast import FastEncoder
+from penstock.tokenizers.fast import Encoder
 
 END_NAMES = (
     "<|endoftext|>",
@@ -118,8 +118,12 @@ class Vocabulary(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text by the own decoder, for vocabularies without a byte table."""
 
-    def build_fast(self) -> FastEncoder:
-        """gigatoken's encoder; TokenizerError says why there is none."""
+    def build_fast(self, missing: str | None) -> Encoder:
+        """The fast encoder; TokenizerError says why there is none.
+
+        Args:
+            missing: Why gigatoken does not load here; None: it does.
+        """
 
     def build_byte_table(self, *, exact: bool) -> ByteTable:
         """The exact table (TokenizerError says why there is none), or the strings of tokens."""

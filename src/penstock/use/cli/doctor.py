@@ -63,7 +63,7 @@ def examine() -> dict[str, Any]:
         "cores": usable_processors(),
         "threads": _threads(),
         "packages": packages,
-        "encoder": "the vocabulary's own package" if slow else "gigatoken",
+        "encoder": "penstock or the vocabulary's own package" if slow else "gigatoken",
         "kernel_cache": kernels,
         "torch": _torch(),
         # It imports kernels, which must work.

@@ -5,12 +5,15 @@ data path on a few made documents: ids of both widths, rows of both dtypes, ever
 and kind of loss weights, text and chats.
 """
 
+import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.core.large_json import canonical_json
 from penstock.core.terminal import Progress
@@ -24,8 +27,9 @@ from penstock.plan.loader.mixture import Source
 from penstock.plan.objectives.denoise import Denoise
 from penstock.plan.objectives.infill import Infill
 from penstock.plan.objectives.objective import Causal
-from penstock.tokenizers.encoder import windows_of
+from penstock.tokenizers.encoder import load_encoder, windows_of
 from penstock.tokenizers.merges import PieceCounts, learn_merges
+from penstock.tokenizers.piece_encoder import piece_encoder
 from penstock.tokenizers.spelling import spell_as_characters
 from penstock.tokenizers.training import train_tokenizer
 from penstock.tokenizers.written_merges import dump_tokenizer_json, parse_tokenizer_json
@@ -40,7 +44,7 @@ _CHATS = (
     '"two fish"}]}\n{"messages": [{"role": "user", "content": "red fish"}, {"role": '
     '"assistant", "content": "blue fish"}]}\n'
 )
-_STEPS = 27
+_STEPS = 28
 
 
 def compile_kernels(*, progress: bool = True) -> None:
@@ -152,6 +156,8 @@ def _prepare(folder: Path) -> Iterator[None]:
     yield
     _read_vocabulary((folder / "tokenizer" / "tokenizer.json").read_bytes())
     yield
+    _encode_pieces(folder / "tokenizer" / "tokenizer.json")
+    yield
     for kind, template in (("texts", None), ("chats", "chatml")):
         prepare(
             folder / f"{kind}.jsonl",
@@ -161,3 +167,14 @@ def _prepare(folder: Path) -> Iterator[None]:
             progress=False,
         )
         yield
+
+
+def _encode_pieces(path: Path) -> None:
+    """Encode as without gigatoken: texts not in a normal form, a long piece, and so many that the
+    table grows.
+    """
+    content = json.loads(path.read_bytes())
+    content |= {"normalizer": {"type": "NFC"}, "added_tokens": []}
+    encoder = piece_encoder(content, load_encoder(content), ())
+    words = map("".join, product("abcdefghijklmnopqr", repeat=3))
+    encoder.encode_batch(pa.array([" ".join(words), "e\u0301", "a" * 300], pa.large_string()))
