@@ -232,7 +232,7 @@ def test_renders_of_real_templates_are_linear(monkeypatch, short, real_data, kin
     for path in sorted(real_data.joinpath("chat_templates").glob("*/*.jinja")):
         costs = []
         try:
-            for replies in (16, 32):
+            for replies in (12, 24):
                 whole, prompted = rendered(path.read_text(encoding="utf-8"), KINDS[kind](replies))
                 counted.clear()
                 find_turns(whole, prompted)
