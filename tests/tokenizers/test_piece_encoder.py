@@ -173,8 +173,8 @@ def test_texts_with_an_added_entry_are_for_the_own_encoder(trained: Path, tmp_pa
     [
         ({"normalizer": {"type": "Lowercase"}}, "it normalises text by Lowercase"),
         (
-            {"added_tokens": [added_token(f"w{i}", 500 + i, special=False) for i in range(65)]},
-            "it has 65 added entries; at most 64",
+            {"added_tokens": [added_token(f"w{i}", 500 + i, special=False) for i in range(10, 80)]},
+            "it has more than 64 added entries",
         ),
         ({"pre_tokenizer": _steps(_split("^a"), PLAIN)}, r"its pattern '\^a' has"),
     ],

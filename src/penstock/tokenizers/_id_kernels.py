@@ -1,11 +1,11 @@
 """Kernels that find the ids of pieces in a hash table.
 
 A slot is four uint64: a piece of at most 15 bytes itself, with its length in the highest byte; of a
-longer one a hash, and length and place of its bytes among `words`, with `SPELLED` in the highest byte;
-then its value. The length of an empty slot is 0. A value has the number of ids in its upper 16 bits; below
-them the id, if it is one; two ids of less than 24 bits; or where they are among `kept`. The value of a
-piece whose ids are not known yet is `NEW`, and which new one it is.
-"""  # noqa: E501
+longer one a hash, and length and place of its bytes among `words`, with `SPELLED` in the highest
+byte; then its value. The length of an empty slot is 0. A value has the number of ids in its upper
+16 bits; below them the id, if it is one; two ids of less than 24 bits; or where they are among
+`kept`. The value of a piece whose ids are not known yet is `NEW`, and which new one it is.
+"""
 
 import numpy as np
 from llvmlite import ir

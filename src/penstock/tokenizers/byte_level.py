@@ -18,6 +18,7 @@ from penstock.core.json_values import JsonObject
 from penstock.tokenizers.digits import DigitCuts, digits
 from penstock.tokenizers.fast import FastEncoder, backend_from_json
 from penstock.tokenizers.spelling import is_byte_level, spell_as_characters
+from penstock.tokenizers.steps import flatten
 
 MOST_MISSING = 30
 """Bytes that may lack a token; 13 of 256 never occur in UTF-8, and control characters are rare."""
@@ -77,7 +78,7 @@ _PROBES_OF_DIGITS = (
 
 def _cuts(pre_tokenizer: JsonObject | None) -> tuple[DigitCuts | None, JsonObject]:
     """The cuts at digits, and the steps that gigatoken does."""
-    steps = list(_flat(pre_tokenizer))
+    steps = flatten(pre_tokenizer)
     cuts = None
     if len(steps) > 1 and steps[0]["type"] == "Digits":
         cuts = DigitCuts(bool(steps.pop(0).get("individual_digits")))
@@ -100,22 +101,12 @@ def _isolates(step: JsonObject) -> bool:
     )
 
 
-def _flat(step: JsonObject | None) -> Iterator[JsonObject]:
-    if step is None:
-        return
-    if step["type"] != "Sequence":
-        yield step
-        return
-    for part in step["pretokenizers"]:
-        yield from _flat(part)
-
-
 def _shown(step: JsonObject | None) -> str:
     """The steps in a few words."""
     return (
         ", ".join(
             f"{one['type']} {one['pattern']}" if one["type"] == "Split" else str(one["type"])
-            for one in _flat(step)
+            for one in flatten(step)
         )[:300]
         or "nothing"
     )

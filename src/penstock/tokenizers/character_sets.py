@@ -1,9 +1,9 @@
 """Sets of characters, asked of the tokenizers package, so that its version of Unicode decides.
 
-A set is a bool array over `ASKED`: all code points that have, or will soon have, properties of their
-own, and one for each stretch of others. The package's decoder `Replace` removes text by a regular
-expression without the tables of positions that its other parts make: 10 to 25 ms a set.
-"""  # noqa: E501
+A set is a bool array over `ASKED`: all code points that have, or will soon have, properties of
+their own, and one for each stretch of others. The package's decoder `Replace` removes text by a
+regular expression without the tables of positions that its other parts make: 10 to 25 ms a set.
+"""
 
 import unicodedata
 from collections.abc import Sequence

@@ -16,13 +16,18 @@ from penstock.core.errors import TokenizerError
 from penstock.core.json_values import JsonObject
 from penstock.core.large_json import canonical_json
 from penstock.core.system import give_back_memory, without_collector
-from penstock.tokenizers.byte_level import byte_level_encoder
 from penstock.tokenizers.byte_table import ByteTable
 from penstock.tokenizers.encoder import encoder_of_texts, load_encoder
 from penstock.tokenizers.fast import Encoder, FastEncoder, backend_from_json
-from penstock.tokenizers.piece_encoder import piece_encoder
+from penstock.tokenizers.piece_encoder import fast_byte_level
 from penstock.tokenizers.post_processors import before_a_text
 from penstock.tokenizers.spelling import spell_byte_level, spell_sentencepiece
+from penstock.tokenizers.steps import (
+    adds_space,
+    flatten,
+    only_spaces,
+    without_first_space,
+)
 from penstock.tokenizers.tokenizer_config import with_configured_entries
 from penstock.tokenizers.vocabulary import (
     BEGIN_NAMES,
@@ -80,17 +85,15 @@ class HuggingFaceVocabulary:
         self.unknown_id = _unknown_id(model, self._tokens)
         self.size = 1 + max(*(max(ids.values(), default=-1) for ids in (self._tokens, self._added)))
         self._steps = [
-            *_flatten(self._json.get("normalizer")),
-            *_flatten(self._json.get("pre_tokenizer")),
+            *flatten(self._json.get("normalizer")),
+            *flatten(self._json.get("pre_tokenizer")),
         ]
         self.kind = self._find_kind()
         changing = [
-            step["type"]
-            for step in _flatten(self._json.get("normalizer"))
-            if not _only_spaces(step)
+            step["type"] for step in flatten(self._json.get("normalizer")) if not only_spaces(step)
         ]
         self.normalization = ", ".join(changing) or None
-        self.adds_space = any(_adds_space(step) for step in self._steps)
+        self.adds_space = any(adds_space(step) for step in self._steps)
         self.bos_id = self._find_named("bos_token", config, BEGIN_NAMES)
         self.eos_id = self._find_named("eos_token", config, END_NAMES)
         self.pad_id = self._find_named("pad_token", config, PAD_NAMES)
@@ -110,7 +113,7 @@ class HuggingFaceVocabulary:
 
     def inner_files(self, files: Mapping[str, bytes]) -> dict[str, bytes] | None:
         """See `Vocabulary`."""
-        changed = _without_first_space(self._json.get("pre_tokenizer"))
+        changed = without_first_space(self._json.get("pre_tokenizer"))
         if changed == self._json.get("pre_tokenizer"):
             return None
         content = dump_tokenizer_json({**self._json, "pre_tokenizer": changed})
@@ -161,7 +164,10 @@ class HuggingFaceVocabulary:
     def build_fast(self, missing: str | None) -> Encoder:
         """See `Vocabulary`."""
         if self.kind == "byte-level BPE":
-            return self._build_byte_level(missing)
+            content = [text for text, i in self._added.items() if i in self._content]
+            return fast_byte_level(
+                self._scrubbed_json, lambda: self._scrubbed, self.size, content, missing
+            )
         if missing is not None:
             raise TokenizerError(missing)
         if self.kind == "BPE":
@@ -172,19 +178,6 @@ class HuggingFaceVocabulary:
         if isinstance(self._tokens, WrittenVocabulary):
             give_back_memory()
         return encoder
-
-    def _build_byte_level(self, missing: str | None) -> Encoder:
-        """gigatoken's encoder, or ours of pieces."""
-        content = [text for text, i in self._added.items() if i in self._content]
-        try:
-            if missing is None:
-                return byte_level_encoder(self._scrubbed_json, self.size, content)
-        except TokenizerError as error:
-            missing = str(error)
-        try:
-            return piece_encoder(self._scrubbed_json, self._scrubbed, content)
-        except TokenizerError as error:
-            raise TokenizerError(f"{missing}; nor can penstock: {error}") from error
 
     def build_byte_table(self, *, exact: bool) -> ByteTable:
         """See `Vocabulary`."""
@@ -495,46 +488,3 @@ def _without(merges: Sequence[Any], made: Collection[str]) -> Sequence[Any]:
     if merges and isinstance(merges[0], str):
         return [merge for merge in merges if merge.replace(" ", "", 1) not in made]
     return [merge for merge in merges if "".join(merge) not in made]
-
-
-def _flatten(step: JsonObject | None) -> list[JsonObject]:
-    """The steps of a normalizer or pre-tokenizer, sequences opened."""
-    if step is None:
-        return []
-    if step["type"] != "Sequence":
-        return [step]
-    return [
-        flat
-        for part in step.get("normalizers") or step.get("pretokenizers") or []
-        for flat in _flatten(part)
-    ]
-
-
-def _without_first_space(step: JsonObject | None) -> JsonObject | None:
-    """The pre-tokenizer without the space that it puts before the text only, not before each
-    stretch.
-    """
-    if step is None:
-        return None
-    if step["type"] == "Sequence":
-        return {
-            **step,
-            "pretokenizers": [_without_first_space(part) for part in step["pretokenizers"]],
-        }
-    first_only = step["type"] == "Metaspace" and step.get("prepend_scheme") == "first"
-    return {**step, "prepend_scheme": "never"} if first_only else step
-
-
-def _only_spaces(step: JsonObject) -> bool:
-    """Whether a step only writes spaces as SentencePiece does: as `▁`, with one put before the
-    text.
-    """
-    if step["type"] == "Replace":
-        return bool(step["pattern"] == {"String": " "} and step["content"] == "▁")
-    return bool(step["type"] == "Prepend" and step["prepend"] == "▁")
-
-
-def _adds_space(step: JsonObject) -> bool:
-    if step["type"] == "Metaspace" and "prepend_scheme" in step:
-        return bool(step["prepend_scheme"] != "never")
-    return step["type"] == "Prepend" or bool(step.get("add_prefix_space"))

@@ -1,9 +1,9 @@
 """Unicode normal forms of texts, by the tokenizers package, for the texts that may change.
 
-A text does not change if none of its characters changes alone, is a mark that may change places, or may
-compose with the one before it. Only characters that Unicode 3.2 had are trusted: their normal forms are
-fixed for ever, so the version that a package knows does not matter.
-"""  # noqa: E501
+A text does not change if none of its characters changes alone, is a mark that may change places, or
+may compose with the one before it. Only characters that Unicode 3.2 had are trusted: their normal
+forms are fixed for ever, so the version that a package knows does not matter.
+"""
 
 import unicodedata
 from functools import cache

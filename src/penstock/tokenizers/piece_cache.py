@@ -1,8 +1,8 @@
 """Ids of pieces: those seen before from a hash table, new ones from a model.
 
-Entries of the table are compared byte by byte, so that nothing depends on a hash. When it is full it
-begins again: it takes about 60 MB at most.
-"""  # noqa: E501
+Entries of the table are compared byte by byte, so that nothing depends on a hash. When it is full
+it begins again: it takes about 60 MB at most.
+"""
 
 import threading
 from collections.abc import Callable

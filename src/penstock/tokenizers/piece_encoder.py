@@ -1,13 +1,12 @@
-"""A second fast encoder, of any byte-level BPE of a `tokenizer.json`: our pieces, and ids that the
-tokenizers package gave them.
+"""A second fast encoder, for byte-level BPE of a `tokenizer.json`: by pieces, whose ids are kept.
 
-For vocabularies that gigatoken does not take: Falcon's steps after the bytes, a split pattern of one's
-own, many bytes without a token. Texts are cut by `splitter`, and pieces encoded by `piece_cache`.
-Texts with an added entry are left to the own encoder, which cuts at it; those that a normal form may
-change are normalised by the package first.
-"""  # noqa: E501
+For vocabularies that gigatoken does not take: Falcon's steps after the bytes, a split pattern of
+one's own, many bytes without a token. Texts are cut by `splitter`, and pieces encoded by
+`piece_cache`. Texts with an added entry are left to the own encoder, which cuts at it; those that a
+normal form may change are normalised by the package first.
+"""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -19,7 +18,8 @@ from penstock.core.arrays import Bool, Int64, UInt32
 from penstock.core.errors import TokenizerError
 from penstock.core.json_values import JsonObject
 from penstock.core.ragged import Ragged
-from penstock.tokenizers.fast import text_buffers
+from penstock.tokenizers.byte_level import byte_level_encoder
+from penstock.tokenizers.fast import Encoder, text_buffers
 from penstock.tokenizers.normal_forms import NormalForms
 from penstock.tokenizers.piece_cache import PieceCache, frozen
 from penstock.tokenizers.piece_model import PieceModel
@@ -95,6 +95,36 @@ class PieceEncoder:
         return found
 
 
+def fast_byte_level(
+    scrubbed: JsonObject,
+    own: Callable[[], Tokenizer],
+    size: int,
+    content: Collection[str],
+    missing: str | None,
+) -> Encoder:
+    """The fast encoder of a byte-level BPE: gigatoken's, or ours of pieces.
+
+    Args:
+        scrubbed: A `tokenizer.json` without control entries.
+        own: Gives the own encoder, made of it.
+        size: One more than its highest id.
+        content: Its added entries that are content.
+        missing: Why gigatoken does not load here; None: it does.
+
+    Raises:
+        TokenizerError: Neither can encode it; the message has both reasons.
+    """
+    try:
+        if missing is None:
+            return byte_level_encoder(scrubbed, size, content)
+    except TokenizerError as error:
+        missing = str(error)
+    try:
+        return piece_encoder(scrubbed, own(), content)
+    except TokenizerError as error:
+        raise TokenizerError(f"{missing}; nor can penstock: {error}") from error
+
+
 def piece_encoder(scrubbed: JsonObject, own: Tokenizer, content: Collection[str]) -> PieceEncoder:
     """The encoder of a byte-level BPE.
 
@@ -109,18 +139,29 @@ def piece_encoder(scrubbed: JsonObject, own: Tokenizer, content: Collection[str]
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if scrubbed["model"].get(name):
             raise TokenizerError(f"it has a {name}")
-    if len(content) > MOST_ENTRIES:
-        raise TokenizerError(f"it has {len(content)} added entries; at most {MOST_ENTRIES} can be")
     normalizer = scrubbed.get("normalizer")
     forms = None if normalizer is None else NormalForms(normalizer)
     splitter = Splitter(scrubbed.get("pre_tokenizer"))
-    entries = set(content) if forms is None else {*content, *map(forms.apply, content)}
+    entries = _shortest(content if forms is None else {*content, *map(forms.apply, content)})
+    if len(entries) > MOST_ENTRIES:
+        raise TokenizerError(f"it has more than {MOST_ENTRIES} added entries, none in another")
     return PieceEncoder(
         splitter=splitter,
         cache=PieceCache(PieceModel(scrubbed["model"], own), splitter.cut_words),
         forms=forms,
-        entries=tuple(sorted(entries)),
+        entries=entries,
     )
+
+
+def _shortest(entries: Collection[str]) -> tuple[str, ...]:
+    """Those in which there is no other: a text that has another one has one of these."""
+    kept: list[str] = []
+    for entry in sorted(entries, key=len):
+        if entry and not any(one in entry for one in kept):
+            kept.append(entry)
+        if len(kept) > MOST_ENTRIES:
+            break
+    return tuple(kept)
 
 
 def _blocks(offsets: Int64) -> Iterator[tuple[int, int]]:

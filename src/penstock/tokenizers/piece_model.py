@@ -1,9 +1,9 @@
 """Encodes single pieces: by a kernel that merges, or by the tokenizers package.
 
 The package's own model encodes a piece by itself, as it does in a text: it never sees a piece's
-neighbours. It takes 7 µs a piece, so a kernel does what is plain: pieces whose bytes all have tokens,
-merged by rank. The package keeps the rest, with whatever it does about unknown bytes.
-"""  # noqa: E501
+neighbours. It takes 7 µs a piece, so a kernel does what is plain: pieces whose bytes all have
+tokens, merged by rank. The package keeps the rest, with whatever it does about unknown bytes.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -106,13 +106,13 @@ class PieceModel:
         """Pieces that are tokens although no merges make them (`ignore_merges`), and their ids."""
 
     def encode(self, data: Bytes, begins: Int64, ends: Int64) -> tuple[UInt32, Int64]:
-        """Ids of pieces, none of them in `whole`, and where those of each begin, int64 [pieces + 1].
+        """Ids of pieces, none in `whole`, and where those of each begin, int64 [pieces + 1].
 
         Args:
             data: The bytes that they are of, read-only.
             begins: Where each begins, int64 [pieces].
             ends: Where each ends, int64 [pieces].
-        """  # noqa: E501
+        """
         ids, starts, counts = self._merge(data, begins, ends)
         others = np.flatnonzero(counts < 0)
         if not len(others):

@@ -72,9 +72,9 @@ def _characters(node: Node) -> Iterator[Characters]:
 class _Program:
     """The expression as numbered steps, each a kind, what it takes, and the numbers that come next.
 
-    Kinds: "read" a character of some classes, "look" at the next one, "fork" to several steps in the
-    order of their preference, and "match".
-    """  # noqa: E501
+    Kinds: "read" a character of some classes, "look" at the next one, "fork" to several steps in
+    the order of their preference, and "match".
+    """
 
     def __init__(self, members: dict[Characters, Bool]) -> None:
         self._members = members
@@ -151,9 +151,9 @@ class _Program:
 
 
 def _determine(program: _Program, start: int, kinds: int) -> list[list[tuple[int, bool]]]:
-    """The states that can be reached: for each class the next state, and whether a match ends before
+    """The states that can be reached: for each class the next one, and whether a match ends before
     it.
-    """  # noqa: E501
+    """
     numbers: dict[tuple[int, ...], int] = {(): 0, (start,): 1}
     waiting = [(), (start,)]
     rows: list[list[tuple[int, bool]]] = []

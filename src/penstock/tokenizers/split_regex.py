@@ -1,11 +1,11 @@
 """Reads regular expressions by which tokenizers split text, as Oniguruma does in the tokenizers
 package.
 
-The subset of published tokenizers: characters, sets, groups, alternatives, quantifiers, and a look at
-the next character. Sets are not read here but asked of the package (`character_sets`), so each means
-what it means there. A possessive quantifier of one set is a greedy one after which no character of the
-set follows. Anything else is refused, with its reason.
-"""  # noqa: E501
+The subset of published tokenizers: characters, sets, groups, alternatives, quantifiers, and a look
+at the next character. Sets are not read here but asked of the package (`character_sets`), so each
+means what it means there. A possessive quantifier of one set is a greedy one after which no
+character of the set follows. Anything else is refused, with its reason.
+"""
 
 import re
 from dataclasses import dataclass

@@ -1,11 +1,12 @@
 """Cuts texts into the pieces that a byte-level vocabulary encodes one at a time.
 
-Each step of the pre-tokenizer of a `tokenizer.json` becomes an automaton, which cuts the pieces of the
-step before it. Steps after `ByteLevel` see the characters that stand for bytes, one for each byte. So
-Falcon's last steps take the bytes B2, B3, B9 and BC to BE, which are written ²³¹¼½¾, for digits.
-"""  # noqa: E501
+Each step of the pre-tokenizer of a `tokenizer.json` becomes an automaton, which cuts the pieces of
+the step before it. Steps after `ByteLevel` see the characters that stand for bytes, one for each
+byte. So Falcon's last steps take the bytes B2, B3, B9 and BC to BE, which are written ²³¹¼½¾, for
+digits.
+"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
@@ -20,6 +21,7 @@ from penstock.tokenizers._split_kernels import COLUMNS, MATCH, STOP, WIDE, cut_p
 from penstock.tokenizers.spelling import spell_as_characters
 from penstock.tokenizers.split_automaton import END, Automaton, compile_split
 from penstock.tokenizers.split_regex import Characters, Choice, Node, Repeat, literal, read_pattern
+from penstock.tokenizers.steps import flatten
 
 Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -165,7 +167,7 @@ def read_steps(pre_tokenizer: JsonObject | None) -> list[Step]:
     """
     steps: list[Step] = []
     bytewise = False
-    for one in _flat(pre_tokenizer):
+    for one in flatten(pre_tokenizer):
         if one["type"] == "ByteLevel":
             if bytewise:
                 raise TokenizerError("it has two steps ByteLevel")
@@ -179,14 +181,6 @@ def read_steps(pre_tokenizer: JsonObject | None) -> list[Step]:
     if not bytewise:
         raise TokenizerError("it has no step ByteLevel")
     return steps
-
-
-def _flat(step: JsonObject | None) -> Sequence[JsonObject]:
-    if step is None:
-        return []
-    if step["type"] != "Sequence":
-        return [step]
-    return [flat for part in step["pretokenizers"] for flat in _flat(part)]
 
 
 def _step(step: JsonObject, *, bytewise: bool) -> Step:

@@ -149,8 +149,7 @@ class Tokenizer:
     @property
     def encoder(self) -> str:
         """The package whose code encodes: "gigatoken"; "penstock", which cuts text into pieces and
-        keeps the ids that the tokenizers package gave them; or the vocabulary's own "tokenizers",
-        "tiktoken" or "sentencepiece".
+        keeps their ids; or the vocabulary's own "tokenizers", "tiktoken" or "sentencepiece".
         """
         return self._vocabulary.own_encoder if self._fast is None else self._fast.name
 
