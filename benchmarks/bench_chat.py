@@ -349,7 +349,7 @@ def bench_traces(folder: Path, more: str | None, repeats: int) -> None:
     tokenizer, rows = ps.load_tokenizer(folder), []
     files = sorted(Path(more).rglob("*.jinja")) if more else []
     sources = {path.stem: path.read_text(encoding="utf-8") for path in files}
-    chats = {calls: ps.chat.read_conversation(trace(calls)) for calls in (100, 200, 400)}
+    chats = {calls: ps.chat.read_conversation(trace(calls)) for calls in (100, 200, 400, 800)}
     for name, source in (sources or {"ChatML": TEMPLATES["ChatML"]}).items():
         template = ps.chat.load_template(source, tokenizer=tokenizer)
         encoder = ps.chat.ChatEncoder(tokenizer, template)
@@ -362,7 +362,10 @@ def bench_traces(folder: Path, more: str | None, repeats: int) -> None:
             for calls, chat in chats.items()
         }
         spent = take_turns(rivals, repeats)
-        ratio = f"{spent['400'] / spent['200']:.2f} x as long as 200"
+        ratio = (
+            f"{spent['400'] / spent['200']:.2f} x as long as 200; 800 "
+            f"{spent['800'] / spent['400']:.2f} x as long as 400"
+        )
         rows.append((name, f"{spent['400'] / 400 * 1e3:.2f} ms", ratio))
     table("A call of a trace with 400", rows)
 

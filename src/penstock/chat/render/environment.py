@@ -360,8 +360,8 @@ class _QuickReads(compiler.CodeGenerator):
         self._read(node, node.attr if plain else None, frame, super().visit_Getattr)
 
     def visit_Getitem(self, node: nodes.Getitem, frame: compiler.Frame) -> None:  # noqa: N802
-        constant = isinstance(node.arg, nodes.Const) and type(node.arg.value) is str
-        self._read(node, node.arg.value if constant else None, frame, super().visit_Getitem)
+        name = node.arg.value if isinstance(node.arg, nodes.Const) else None
+        self._read(node, name if type(name) is str else None, frame, super().visit_Getitem)
 
     def _read(
         self, node: Any, name: str | None, frame: compiler.Frame, otherwise: Callable[..., None]
@@ -378,7 +378,7 @@ class _QuickReads(compiler.CodeGenerator):
 class ChatEnvironment(sandbox.ImmutableSandboxedEnvironment):
     """Compiles chat templates; traced or plain."""
 
-    code_generator_class = _QuickReads
+    code_generator_class: type[compiler.CodeGenerator] = _QuickReads
 
     def __init__(self, now: Callable[[], datetime] = datetime.now) -> None:
         super().__init__(
