@@ -340,3 +340,20 @@ def test_filters_that_make_markup_are_no_problem_by_themselves():
         == template.render_plain(ask("a <b>"))
         == "a <b><a &lt;b&gt;"
     )
+
+
+def test_a_macro_that_calls_itself_without_end_is_an_error_of_the_record():
+    """Hermes 3's does for a tool whose argument may be null: "null" is no type that it knows, so it
+    goes through the letters of the type's name, which are none either.
+    """
+    own = Template(
+        source="{% macro kind(name) %}{% if name == 'string' %}str{% else %}"
+        "{% for one in name %}{{ kind(one) }}{% endfor %}{% endif %}{% endmacro %}"
+        "{% for tool in tools %}{{ kind(tool.type) }}{% endfor %}"
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "hi"}]
+    for render in (own.render, own.render_plain):
+        with pytest.raises(RecordError, match=r"calls itself without end.*argument"):
+            render(messages, tools=[{"type": "null"}])
+    assert own.render(messages, tools=[{"type": "string"}]).text == "strhi"

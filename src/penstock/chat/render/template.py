@@ -225,8 +225,11 @@ class Template:
             # As Template.render does, without copying the environment's names one by one.
             context = environment.context_class(environment, names, template.name, template.blocks)
             return environment.concat(template.root_render_func(context))
-        except RecursionError:
-            raise
+        except RecursionError as error:
+            raise RecordError(
+                f"chat template {self.name} fails: a macro of it calls itself without end, for a "
+                "value that it does not expect, such as the type of a tool's argument"
+            ) from error
         except Exception as error:
             # Names of our classes become those of plain ones.
             reason = re.sub(
