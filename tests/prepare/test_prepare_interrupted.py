@@ -187,12 +187,12 @@ def weird(monkeypatch):
     """Lets the vocabulary's own encoder disagree with the fast one on texts that hold this word."""
     encode = Tokenizer._encode_slowly
 
-    def slowly(self, texts):
+    def slowly(self, texts, own=None):
         if any(
             "weird" in text for text in (texts if isinstance(texts, list) else texts.to_pylist())
         ):
-            return encode(self, from_texts(["other"] * len(texts)))
-        return encode(self, texts)
+            texts = from_texts(["other"] * len(texts))
+        return encode(self, texts, own)
 
     monkeypatch.setattr(Tokenizer, "_encode_slowly", slowly)
 

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 
 import numpy as np
+from tokenizers.decoders import Replace
+from tokenizers.pre_tokenizers import Punctuation, Whitespace, WhitespaceSplit
 
 from penstock.core.arrays import Array, Bool
 from penstock.core.errors import TokenizerError
 from penstock.tokenizers.digits import digits
+from tokenizers import Regex
 
 CHARACTERS = 0x110000
 UNIFORM = 0x34000
@@ -42,10 +45,6 @@ def matching(pattern: str) -> Bool:
     Raises:
         TokenizerError: The tokenizers package cannot read the expression.
     """
-    from tokenizers.decoders import Replace
-
-    from tokenizers import Regex
-
     try:
         replace = Replace(Regex(f"(?:{pattern})+"), "")
     except Exception as error:
@@ -75,16 +74,12 @@ def numbers() -> Bool:
 @cache
 def punctuation() -> Bool:
     """The characters of the step `Punctuation`, bool [asked]; takes 0.2 s."""
-    from tokenizers.pre_tokenizers import Punctuation
-
     return _removed_by(Punctuation("removed"), 2 * _PLANE, ("Lo", "Co"))
 
 
 @cache
 def white_space() -> Bool:
     """The characters of the step `WhitespaceSplit`, bool [asked]."""
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-
     return _removed_by(WhitespaceSplit(), _PLANE, ("Lo", "Co", "So", "Ll", "Lu", "Cn"))
 
 
@@ -95,8 +90,6 @@ def words_and_others() -> tuple[Bool, Bool]:
 
     It does not say which of its pieces are words: "a" before one shows it.
     """
-    from tokenizers.pre_tokenizers import Whitespace
-
     step, points = Whitespace(), asked()
     words, others = np.zeros((2, len(points)), np.bool_)
     text = points.tobytes().decode("utf-32-le")

@@ -20,6 +20,7 @@ from penstock.tokenizers._split_kernels import texts_with
 from penstock.tokenizers.character_sets import CHARACTERS
 from penstock.tokenizers.fast import text_buffers
 from penstock.tokenizers.piece_cache import frozen
+from tokenizers import normalizers
 
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 FORMS: tuple[Form, ...] = ("NFC", "NFD", "NFKC", "NFKD")
@@ -41,8 +42,6 @@ class NormalForms:
         wrong = [name for name in names if name not in FORMS]
         if wrong:
             raise TokenizerError(f"it normalises text by {', '.join(wrong)}")
-        from tokenizers import normalizers
-
         self._steps = [getattr(normalizers, name)() for name in names]
         self._unsafe = np.zeros(CHARACTERS, np.bool_)
         for form in forms:
