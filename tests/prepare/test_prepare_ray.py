@@ -95,7 +95,7 @@ def test_tasks_take_the_encoder_that_the_look_at_the_input_chose(
     monkeypatch.setattr(
         Tokenizer,
         "_encode_slowly",
-        lambda self, texts: encode(self, from_texts(["a"] * len(texts))),
+        lambda self, texts, own=None: encode(self, from_texts(["a"] * len(texts)), own),
     )
     options = {"tokenizer": load_tokenizer(saved), "executor": "ray", "progress": False}
     report = prepare(iter(["steel", "pipes"]), output=tmp_path / "out", **options).report
