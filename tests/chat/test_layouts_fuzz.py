@@ -5,6 +5,7 @@ message too few.
 import json
 import re
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -136,3 +137,9 @@ def test_plain_messages_go_through_unchanged(turns):
     assert isinstance(long, Conversation)
     assert list(short.messages) == list(long.messages) == items
     assert short.message_weights == long.message_weights
+
+
+def test_a_history_that_is_no_list_is_refused() -> None:
+    record = {"prompt": [], "completion": [], "history": True}
+    with pytest.raises(ConversationError, match=r"history is True.*expected a list"):
+        read_conversation(record, LayoutSettings(), "c.jsonl:3")

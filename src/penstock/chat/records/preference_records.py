@@ -40,7 +40,12 @@ def read_alpaca(record: JsonMapping, settings: LayoutSettings, origin: str) -> M
 def _history(record: JsonMapping, settings: LayoutSettings, origin: str) -> list[JsonObject]:
     """Earlier requests and answers, as messages."""
     items = []
-    for index, pair in enumerate(_first(record, settings.name("history")) or ()):
+    pairs = _first(record, settings.name("history")) or ()
+    if not isinstance(pairs, list | tuple):
+        raise ConversationError(
+            f"{origin}: history is {pairs!r:.60}; expected a list of [request, answer]"
+        )
+    for index, pair in enumerate(pairs):
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise ConversationError(
                 f"{origin}: history {index} is {pair!r:.60}; expected [request, answer]"
