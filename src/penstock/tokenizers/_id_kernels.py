@@ -15,6 +15,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
 from penstock.core.compiled import inline_kernel, kernel, prefetch
+from penstock.tokenizers._piece_kernels import equal_bytes, hash_run
 
 WIDTH = 4
 SHORT = 15
@@ -72,27 +73,10 @@ def _key(data, begin, length, safe):
 
 
 @inline_kernel
-def _hash_bytes(data, begin, length):
-    value = _FIRST
-    for at in range(begin, begin + length):
-        value = (value ^ np.uint64(data[at])) * _SECOND
-        value ^= value >> _HALF
-    return value
-
-
-@inline_kernel
 def _mixed(low, high):
     value = (low * _FIRST) ^ (high * _SECOND)
     value = (value ^ value >> _HALF) * _THIRD
     return value ^ value >> _HALF
-
-
-@inline_kernel
-def _equal(data, begin, words, other, length):
-    for step in range(length):
-        if data[begin + step] != words[other + step]:
-            return False
-    return True
 
 
 @inline_kernel
@@ -114,7 +98,7 @@ def _find_long(slots, place, mask, value, data, begin, length, words):
         if spelled == 0:
             return slot
         if slots[slot] == value and spelled >> _LENGTH == _long_key(length, 0) >> _LENGTH:
-            if _equal(data, begin, words, np.int64(spelled & _LOW40), length):
+            if equal_bytes(data, begin, words, np.int64(spelled & _LOW40), length):
                 return slot
         place += _ONE
 
@@ -161,7 +145,7 @@ def find_values(data, pieces, at, longest, slots, address, words, state, new, va
                 low, high = _key(data, begin, length, safe)
                 value = _mixed(low, high)
             elif length <= longest:
-                low = _hash_bytes(data, begin, length)
+                low = hash_run(data, begin, begin + length)
                 high = np.uint64(0)
                 value = _mixed(low, np.uint64(length))
             else:

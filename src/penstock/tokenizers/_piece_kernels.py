@@ -147,7 +147,7 @@ def hash_run(data, begin, end):
 
 
 @inline_kernel
-def _equal(a, begin, b, other, length):
+def equal_bytes(a, begin, b, other, length):
     for place in range(length):
         if a[begin + place] != b[other + place]:
             return False
@@ -163,7 +163,7 @@ def find_run(slots, value, data, begin, end, words, offsets):
         if slots[place] >> HALF == value >> HALF:
             entry = np.int64(slots[place] & INDEX) - 1
             if offsets[entry + 1] - offsets[entry] == end - begin:
-                if _equal(data, begin, words, offsets[entry], end - begin):
+                if equal_bytes(data, begin, words, offsets[entry], end - begin):
                     break
         place = (place + np.uint64(1)) & mask
     return place

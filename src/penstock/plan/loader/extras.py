@@ -279,9 +279,9 @@ class Extras:
         columns: Sequence[Array],
         addresses: Annotated[UInt64, "columns"],
         prefix_lengths: Annotated[Int32, "pieces"],
-    ) -> StepExtras | None:
-        """Make the extras of filled rows, and correct positions and document ids ([R, T], or [R,
-        0]) in place.
+    ) -> StepExtras:
+        """Make the extras of filled rows, of which there are some, and correct positions and
+        document ids ([R, T], or [R, 0]) in place.
 
         Args:
             pieces: Of the step.
@@ -298,8 +298,6 @@ class Extras:
             ConfigError: A tree forks, and the requirements do not say that their model honours
                 that.
         """
-        if not self:
-            return None
         if self.columns:
             self._write_columns(pieces, row_starts, addresses)
         whole, pieces = pieces, pieces[row_starts[0] : row_starts[-1]]
